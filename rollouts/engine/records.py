@@ -1,0 +1,63 @@
+"""What the engine hands to whoever stores a rollout. One `TurnRecord` is written in one transaction. No Django."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollouts.lifecycle import Fidelity, Termination
+from rollouts.llm.types import ModelCallRecord
+
+
+@dataclass(frozen=True)
+class MessageRecord:
+    """One message of the conversation, in order. `turn` is that of the model call that first saw or produced it."""
+
+    index: int
+    turn: int
+    role: str
+    content: str
+    name: str = ""  # the tool, for role "tool"
+
+
+@dataclass(frozen=True)
+class ToolCallRecord:
+    """One tool call of a turn and what came of it. `error` is the platform's or parser's word, not the program's output."""
+
+    turn: int
+    index: int
+    name: str
+    arguments: dict[str, Any]
+    raw: str
+    output: str
+    started_at: float  # unix seconds
+    duration: float  # seconds
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """Everything that one turn added."""
+
+    turn: int
+    messages: list[MessageRecord] = field(default_factory=list)
+    model_call: ModelCallRecord | None = None
+    tool_calls: list[ToolCallRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How RUN ended: the termination, what evaluation will need, and the trajectory's badge."""
+
+    termination: Termination
+    artefacts: dict[str, Any]
+    fidelity: Fidelity
+
+
+class Recorder(Protocol):
+    """Stores a running rollout. `turn` raises `AttemptSuperseded` when this attempt has lost its lease."""
+
+    async def turn(self, record: TurnRecord) -> None: ...
