@@ -1,0 +1,1 @@
+"""The Django project: settings, URLs, the Celery application and the command line."""

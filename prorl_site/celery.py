@@ -1,0 +1,51 @@
+"""The Celery application. Postgres is the queue of record; messages are hints that carry one id (docs/adr/0002)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+from celery.signals import setup_logging
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
+
+from django.conf import settings
+
+
+def _broker() -> dict[str, Any]:
+    if settings.BROKER_URL:
+        return {"broker_url": settings.BROKER_URL, "broker_transport_options": {"confirm_publish": True}, "broker_heartbeat": 30}
+    from prorl_site.embedded.broker import filesystem_broker_settings
+
+    return filesystem_broker_settings(settings.BROKER_DIR)
+
+
+app = Celery("prorl_site")
+app.conf.update(
+    **_broker(),
+    task_ignore_result=True,
+    task_serializer="json",
+    accept_content=["json"],
+    # Late ack and prefetch 1: a worker process takes no more messages than it has free threads.
+    task_acks_late=True,
+    task_reject_on_worker_lost=False,
+    worker_prefetch_multiplier=1,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    task_default_queue_type="classic",
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    task_publish_retry=True,
+    task_publish_retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_max": 0.5},
+    worker_enable_remote_control=False,
+    worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
+    worker_send_task_events=False,
+    task_track_started=False,
+)
+app.autodiscover_tasks(["rollouts"])
+
+
+@setup_logging.connect
+def _keep_our_logging(**_: Any) -> None:
+    """Connecting this signal is how Celery is told to leave logging alone."""

@@ -1,0 +1,58 @@
+"""Typed readers of `PRORL_*` environment variables. A bad value stops the process with the variable's name and the fix."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+def text(name: str, default: str = "") -> str:
+    """The variable, or the content of the file that `NAME_FILE` points at (for secrets)."""
+    if file := os.environ.get(f"{name}_FILE"):
+        try:
+            return Path(file).read_text().strip()
+        except OSError as error:
+            raise ImproperlyConfigured(f"{name}_FILE={file} cannot be read: {error.strerror}.") from error
+    return os.environ.get(name, default)
+
+
+def boolean(name: str, default: bool) -> bool:
+    value = os.environ.get(name, "").lower()
+    if value in ("", "1", "true", "yes", "0", "false", "no"):
+        return default if value == "" else value in ("1", "true", "yes")
+    raise ImproperlyConfigured(f"{name}={value} is not a switch. Use 1 or 0.")
+
+
+def number(name: str, default: float, *, minimum: float = 0) -> float:
+    value = os.environ.get(name, "")
+    try:
+        result = float(value) if value else default
+    except ValueError:
+        raise ImproperlyConfigured(f"{name}={value} is not a number.") from None
+    if result < minimum:
+        raise ImproperlyConfigured(f"{name}={value} is below {minimum:g}.")
+    return result
+
+
+def integer(name: str, default: int, *, minimum: int = 0) -> int:
+    result = number(name, default, minimum=minimum)
+    if result != int(result):
+        raise ImproperlyConfigured(f"{name}={result:g} is not a whole number.")
+    return int(result)
+
+
+def words(name: str, default: str) -> list[str]:
+    """A comma-separated list."""
+    return [word.strip() for word in text(name, default).split(",") if word.strip()]
+
+
+def load_file(path: Path) -> None:
+    """Take over `NAME=value` lines for variables that are not set. `prorl up` leaves such a file for other commands."""
+    if not path.is_file():
+        return
+    for line in path.read_text().splitlines():
+        name, separator, value = line.partition("=")
+        if separator and name.startswith("PRORL_"):
+            os.environ.setdefault(name, value)

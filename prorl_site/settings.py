@@ -1,0 +1,149 @@
+"""All settings, read from `PRORL_*` environment variables. `.env.example` lists them with their defaults."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+from prorl_site import env
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+VAR_DIR = Path(env.text("PRORL_VAR_DIR", str(BASE_DIR / "var")))
+env.load_file(VAR_DIR / "prorl.env")
+
+DEBUG = env.boolean("PRORL_DEBUG", False)
+SECRET_KEY = env.text("PRORL_SECRET_KEY", "development only" if DEBUG else "")
+if not SECRET_KEY:
+    raise ImproperlyConfigured("PRORL_SECRET_KEY is not set. `prorl up` makes one; elsewhere set PRORL_SECRET_KEY or PRORL_SECRET_KEY_FILE.")
+ALLOWED_HOSTS = env.words("PRORL_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_TRUSTED_ORIGINS = env.words("PRORL_CSRF_TRUSTED_ORIGINS", "")
+
+INSTALLED_APPS = [
+    "prorl_site.admin.ProrlAdminConfig",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.postgres",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_htmx",
+    "rollouts",
+    "sandboxes",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "prorl_site.middleware.ContentSecurityPolicyMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+
+ROOT_URLCONF = "prorl_site.urls"
+ASGI_APPLICATION = "prorl_site.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+# --- Database: one short-lived borrowing of a pooled connection per unit of work -------------------------------------------
+DB_POOL_SIZE = env.integer("PRORL_DB_POOL_SIZE", 10)
+_database: dict[str, Any] = dict(dj_database_url.parse(env.text("PRORL_DATABASE_URL", "postgres:///prorl"), conn_max_age=0))
+if _database["ENGINE"] != "django.db.backends.postgresql":
+    raise ImproperlyConfigured("PRORL_DATABASE_URL must be a postgres:// URL.")
+if DB_POOL_SIZE:
+    _database.setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": DB_POOL_SIZE, "timeout": 30}
+DATABASES = {"default": _database}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "/login/"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "/login/"
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+USE_I18N = False
+
+STATIC_URL = "/static/"
+STATIC_ROOT = VAR_DIR / "static"
+WHITENOISE_USE_FINDERS = True  # serves the wheels' and our own files without a collectstatic step
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+}
+
+# --- HTTP API ----------------------------------------------------------------------------------------------------------------
+DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("PRORL_MAX_BODY_BYTES", 16 * 1024 * 1024)
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rollouts.api.auth.ApiKeyAuthentication", "rollouts.api.auth.ProjectSessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rollouts.api.auth.HasScope"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_PAGINATION_CLASS": "rollouts.api.pagination.KeysetPagination",
+    "EXCEPTION_HANDLER": "rollouts.api.errors.problem_response",
+    "UNAUTHENTICATED_USER": None,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "ProRL Site",
+    "DESCRIPTION": "Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+}
+
+# --- Message broker ----------------------------------------------------------------------------------------------------------
+BROKER_URL = env.text("PRORL_BROKER_URL")  # amqp://…; empty: files under var/, for one machine
+BROKER_DIR = VAR_DIR / "broker"
+
+# --- Execution ---------------------------------------------------------------------------------------------------------------
+NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])
+SANDBOX_BACKEND = env.text("PRORL_SANDBOX_BACKEND", "bubblewrap")
+SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
+LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
+HEARTBEAT_SECONDS = env.number("PRORL_HEARTBEAT_SECONDS", min(2.0, LEASE_SECONDS / 3), minimum=0.1)
+DISPATCH_SECONDS = env.number("PRORL_DISPATCH_SECONDS", 1.0, minimum=0.05)  # the longest sleep; commits wake it earlier
+HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  # a hint nobody took is published again
+READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rollouts kept for the RUN workers, over all nodes
+PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
+
+LOG_LEVEL = env.text("PRORL_LOG_LEVEL", "INFO")
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+    "loggers": {"django.request": {"level": "ERROR"}},
+}

@@ -1,0 +1,109 @@
+"""What happened inside a rollout: messages, model calls with their tokens, tool calls, rewards. All rows carry the attempt."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.utils import timezone
+
+from .fields import LogprobsField, TokenIdsField
+from .rollout import Rollout
+
+
+class Message(models.Model):
+    """One message of the conversation, in order."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="messages")
+    attempt = models.PositiveIntegerField()
+    index = models.PositiveIntegerField()
+    turn = models.PositiveIntegerField()
+    role = models.CharField(max_length=10)
+    name = models.CharField(max_length=60, blank=True)
+    content = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["index"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["rollout", "attempt", "index"], name="message_index_once")]
+
+    def __str__(self) -> str:
+        return f"{self.role} #{self.index}"
+
+
+class ModelCall(models.Model):
+    """One model call. Its prompt ids are those of the earlier calls of its segment, then `context_ids` (see llm/buffer.py)."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="model_calls")
+    attempt = models.PositiveIntegerField()
+    turn = models.PositiveIntegerField()
+    segment = models.PositiveIntegerField(default=0)
+    context_ids = TokenIdsField()
+    sampled_ids = TokenIdsField()
+    logprobs = LogprobsField(null=True)
+    text = models.TextField(blank=True)
+    finish_reason = models.CharField(max_length=20)
+    prompt_tokens = models.PositiveIntegerField()
+    policy = models.CharField(max_length=100)
+    policy_version = models.PositiveIntegerField()
+    server_id = models.UUIDField(null=True)
+    sampling: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    latency = models.FloatField(help_text="Seconds.")
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["turn"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["rollout", "attempt", "turn"], name="model_call_turn_once")]
+
+    def __str__(self) -> str:
+        return f"call {self.turn} of {self.rollout_id}"
+
+
+class ToolCall(models.Model):
+    """One tool call and what came of it."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="tool_calls")
+    attempt = models.PositiveIntegerField()
+    turn = models.PositiveIntegerField()
+    index = models.PositiveIntegerField(help_text="Place in its turn.")
+    name = models.CharField(max_length=60)
+    arguments: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    raw = models.TextField(blank=True, help_text="As sampled.")
+    output = models.TextField(blank=True)
+    exit_code = models.IntegerField(null=True)
+    timed_out = models.BooleanField(default=False)
+    truncated_bytes = models.PositiveIntegerField(default=0)
+    error = models.TextField(blank=True)
+    started_at = models.DateTimeField()
+    duration = models.FloatField(help_text="Seconds.")
+
+    class Meta:
+        ordering: ClassVar = ["turn", "index"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["rollout", "attempt", "turn", "index"], name="tool_call_place_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} in turn {self.turn}"
+
+
+class Reward(models.Model):
+    """One named component of one scoring of a rollout. Re-scoring adds rows under the next version and keeps the old ones."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="rewards")
+    version = models.PositiveIntegerField(default=1)
+    name = models.CharField(max_length=60)
+    value = models.FloatField(null=True)
+    weight = models.FloatField(default=1.0)
+    detail: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["version", "id"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["rollout", "version", "name"], name="reward_component_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}"

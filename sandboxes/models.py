@@ -1,0 +1,31 @@
+"""Sandboxes as rows: written before the start, so that whatever a crash leaves behind can be found."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+
+class Sandbox(models.Model):
+    """One sandbox of one attempt of one rollout. `rollout_id` is no foreign key: isolation does not know the RL domain."""
+
+    name = models.CharField(max_length=100, primary_key=True)
+    rollout_id = models.UUIDField(db_index=True)
+    attempt = models.PositiveIntegerField()
+    node = models.CharField(max_length=100)
+    backend = models.CharField(max_length=20)
+    enforced: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="Limit -> mechanism.")
+    created_at = models.DateTimeField(default=timezone.now)
+    ready_at = models.DateTimeField(null=True)
+    stopped_at = models.DateTimeField(null=True, help_text="Proven empty.")
+    stop_reason = models.CharField(max_length=200, blank=True)
+
+    class Meta:
+        verbose_name_plural = "sandboxes"
+        indexes: ClassVar = [models.Index(fields=["node"], name="sandbox_unstopped", condition=Q(stopped_at=None))]
+
+    def __str__(self) -> str:
+        return self.name
