@@ -7,10 +7,15 @@ import os
 import sys
 import time
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
+
+if TYPE_CHECKING:
+    _BinaryField = models.BinaryField[Any, Any]
+else:
+    _BinaryField = models.BinaryField
 
 _TO_LITTLE_ENDIAN = sys.byteorder == "big"
 
@@ -24,7 +29,7 @@ def uuid7() -> uuid.UUID:
     return uuid.UUID(int=value)
 
 
-class _PackedArrayField(models.BinaryField[Any, Any]):
+class _PackedArrayField(_BinaryField):
     """A list of numbers in a `bytea` of fixed-width little-endian items: 4 bytes a token where JSON takes 7."""
 
     typecode: str
