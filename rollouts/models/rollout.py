@@ -77,7 +77,7 @@ class Rollout(models.Model):
     class Meta:
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
-            models.Index(fields=["-priority", "id"], name="rollout_queue", condition=Q(state=State.QUEUED.value)),
+            models.Index(fields=["project", "-priority", "id"], name="rollout_queue", condition=Q(state=State.QUEUED.value)),
             models.Index(fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])),
             models.Index(fields=["lease_owner"], name="rollout_held", condition=Q(lease_owner__isnull=False)),
             models.Index(fields=["run", "finished_xid", "id"], name="rollout_results", condition=Q(finished_xid__isnull=False)),

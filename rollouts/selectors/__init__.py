@@ -1,0 +1,1 @@
+"""Read queries for the API and the pages. Nothing here writes."""

@@ -1,0 +1,49 @@
+"""Cancelling: at once where nobody holds the rollout, else by asking its worker, which looks every few seconds."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from rollouts.lifecycle import TERMINAL, EventKind, State
+from rollouts.models import Project, Rollout, Run
+
+from .finish import finish_cancelled
+from .transition import Guard
+
+_WAITING = [State.QUEUED, State.READY, State.EVALUATING]
+
+_ASK = """
+WITH asked AS (
+    UPDATE rollouts_rollout SET cancel_requested_at = now()
+    WHERE id = ANY(%s) AND lease_owner_id IS NOT NULL AND cancel_requested_at IS NULL RETURNING id, attempt, state
+)
+INSERT INTO rollouts_rolloutevent (rollout_id, attempt, at, kind, from_state, to_state, data)
+SELECT id, attempt, now(), %s, state, '', '{}' FROM asked
+"""
+
+
+def cancel_rollouts(
+    *, project: Project, rollout_id: UUID | None = None, group_id: UUID | None = None, run_id: UUID | None = None
+) -> int:
+    """Cancel one rollout, a group's or a run's. How many were still going; asking again is harmless.
+
+    Works on the rows as they are in one transaction: a rollout is either ended here, or its worker is asked; a worker that hands on
+    or gives back a rollout at the same moment is caught because the asking waits for its row lock.
+    """
+    rollouts = Rollout.objects.filter(project=project).exclude(state__in=[s.value for s in TERMINAL])
+    if rollout_id is not None:
+        rollouts = rollouts.filter(id=rollout_id)
+    if group_id is not None:
+        rollouts = rollouts.filter(group_id=group_id)
+    with transaction.atomic():
+        if run_id is not None:
+            rollouts = rollouts.filter(run_id=run_id)
+            Run.objects.filter(id=run_id, project=project, cancelled_at=None).update(cancelled_at=timezone.now())
+        ids = list(rollouts.select_for_update().order_by("id").values_list("id", flat=True))
+        finish_cancelled(ids=ids, guard=Guard(states=_WAITING, unheld=True), phase=None, stage=None)
+        with connection.cursor() as cursor:
+            cursor.execute(_ASK, [ids, EventKind.CANCEL_REQUESTED.value])
+    return len(ids)

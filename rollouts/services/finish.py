@@ -1,0 +1,180 @@
+"""A rollout ends, or an attempt is given up and the rollout goes back to the queue."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from rollouts.engine.errors import Failure
+from rollouts.environments.base import RewardComponent, Score
+from rollouts.lifecycle import (
+    Blame,
+    Cause,
+    EventKind,
+    OnAgentTimeout,
+    Phase,
+    Stage,
+    State,
+    Termination,
+    final_state,
+)
+from rollouts.models import Attempt, Reward, Rollout
+
+from .claim import Claim
+from .transition import Guard, Moved, move
+
+# A lost attempt is repeated after about this long, doubling with every loss, so that a sick node or server is not hammered.
+_FIRST_BACKOFF_SECONDS = 0.5
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+# Written when an agent's time ran out and its run says `on_agent_timeout: zero`.
+_TIMEOUT_ZERO = Score([RewardComponent(name="agent_timeout", value=0.0)])
+
+
+def finish_scored(*, claim: Claim, score: Score) -> bool:
+    """EVAL is done. The termination was decided in RUN; False when the claim is not current any more."""
+    cause = Cause(claim.termination_cause)
+    masked = cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout is not OnAgentTimeout.SCORE
+    termination = Termination(Phase.RUN, cause)
+    with transaction.atomic():
+        values = {"reward": score.total, "trainable": termination.blame is Blame.POLICY and not masked and score.total is not None}
+        return _end(claim, final_state(termination), values, score)
+
+
+def finish_unscored(*, claim: Claim, termination: Termination, fidelity: str, artefacts: dict[str, Any]) -> bool:
+    """The agent's time ran out in a run that does not evaluate such rollouts: reward 0 (`zero`) or none (`drop`)."""
+    zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
+    values = {
+        **_termination_values(termination),
+        "fidelity": fidelity,
+        "artefacts": artefacts,
+        "reward": 0.0 if zero else None,
+        "trainable": zero,
+    }
+    with transaction.atomic():
+        return _end(claim, final_state(termination), values, _TIMEOUT_ZERO if zero else None)
+
+
+def _end(claim: Claim, state: State, values: dict[str, Any], score: Score | None) -> bool:
+    moved = move([claim.rollout_id], to=state, guard=claim.guard, values=values, data={"reward": values["reward"]})
+    if not moved:
+        return False
+    if score is not None:
+        add_reward_version(rollout_id=claim.rollout_id, version=1, score=score)
+    _close_attempts(moved, state, stage=claim.stage)
+    return True
+
+
+def add_reward_version(*, rollout_id: UUID, version: int, score: Score) -> None:
+    Reward.objects.bulk_create(
+        Reward(rollout_id=rollout_id, version=version, name=c.name, value=c.value, weight=c.weight, detail=dict(c.detail))
+        for c in score.components
+    )
+
+
+def fail(*, claim: Claim, failure: Failure) -> None:
+    """A stage failed. Infrastructure failures are repeated up to `max_infra_retries`, without counting against the policy."""
+    give_up_attempt(
+        rollout_id=claim.rollout_id,
+        guard=claim.guard,
+        failure=failure,
+        stage=claim.stage,
+        max_retries=claim.settings.max_infra_retries,
+        # The artefacts of RUN are stored, so only a sandbox that scoring needed makes RUN worth repeating.
+        only_eval=claim.stage is Stage.EVAL and failure.termination.cause is not Cause.SANDBOX_ERROR,
+    )
+
+
+def give_up_attempt(
+    *, rollout_id: UUID, guard: Guard, failure: Failure, stage: Stage, max_retries: int, only_eval: bool = False
+) -> bool:
+    """Give up what a worker held: repeat it after a backoff, or end the rollout once that has happened too often.
+
+    `only_eval` repeats the evaluation alone, in the same attempt. False when `guard` does not hold (any more).
+    """
+    retries = Rollout.objects.values_list("infra_retries", flat=True).get(id=rollout_id)
+    again = failure.retryable and retries < max_retries
+    cause = failure.termination.cause
+    data = {"cause": cause.value, "detail": failure.termination.detail, "stage": stage.value}
+    if again and only_eval:
+        values = _retry_values(retries)
+        return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, values=values, data=data))
+    with transaction.atomic():
+        if again:
+            outcome = State.QUEUED
+            values = {**_retry_values(retries), "node": "", **_NO_TERMINATION}
+            moved = move([rollout_id], to=outcome, guard=guard, kind=EventKind.REQUEUED, values=values, data=data)
+        else:
+            outcome = final_state(failure.termination)
+            values = {**_termination_values(failure.termination), "reward": None, "trainable": False}
+            moved = move([rollout_id], to=outcome, guard=guard, values=values, data=data)
+        _close_attempts(moved, outcome, stage=stage, error=failure.termination.detail, traceback=failure.traceback)
+    return bool(moved)
+
+
+def _retry_values(retries: int) -> dict[str, Any]:
+    backoff = min(_FIRST_BACKOFF_SECONDS * 2**retries, _LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)  # noqa: S311
+    return {"infra_retries": retries + 1, "not_before": timezone.now() + timedelta(seconds=backoff)}
+
+
+def hand_back(*, claim: Claim, reason: str) -> None:
+    """The worker process stops: its rollouts go back at once and count no retry. EVAL only gives up its lease."""
+    if claim.stage is Stage.EVAL:
+        move([claim.rollout_id], to=State.EVALUATING, guard=claim.guard, kind=EventKind.RELEASED, data={"reason": reason})
+        return
+    with transaction.atomic():
+        moved = move(
+            [claim.rollout_id],
+            to=State.QUEUED,
+            guard=claim.guard,
+            kind=EventKind.REQUEUED,
+            values={"node": "", **_NO_TERMINATION},
+            data={"reason": reason},
+        )
+        _close_attempts(moved, State.QUEUED, stage=claim.stage, error=reason)
+
+
+def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None, stage: Stage | None) -> int:
+    """End rollouts that someone cancelled. With `phase` None it is derived from each rollout's state."""
+    phases = {State.QUEUED: Phase.QUEUE, State.INITIALIZING: Phase.INIT, State.READY: Phase.RUN, State.RUNNING: Phase.RUN}
+    done = 0
+    for state in guard.states:
+        termination = Termination(phase or phases.get(state, Phase.EVAL), Cause.CANCELLED)
+        only = Guard(states=[state], attempt=guard.attempt, owner=guard.owner, unheld=guard.unheld)
+        values = {**_termination_values(termination), "reward": None, "trainable": False}
+        with transaction.atomic():
+            moved = move(list(ids), to=State.CANCELLED, guard=only, values=values, data={"cause": Cause.CANCELLED.value})
+            _close_attempts(moved, State.CANCELLED, stage=stage)
+        done += len(moved)
+    return done
+
+
+_NO_TERMINATION = {"termination_phase": "", "termination_cause": "", "termination_blame": "", "termination_detail": ""}
+
+
+def _termination_values(termination: Termination) -> dict[str, Any]:
+    return {
+        "termination_phase": termination.phase.value,
+        "termination_cause": termination.cause.value,
+        "termination_blame": termination.blame.value,
+        "termination_detail": termination.detail,
+    }
+
+
+def _close_attempts(
+    moved: Collection[Moved], outcome: State, *, stage: Stage | None, error: str = "", traceback: str = ""
+) -> None:
+    for rollout in moved:
+        Attempt.objects.filter(rollout_id=rollout.id, number=rollout.attempt, ended_at=None).update(
+            ended_at=timezone.now(),
+            stage=stage.value if stage else "",
+            outcome=outcome.value,
+            error=error,
+            traceback=traceback,
+        )

@@ -1,0 +1,120 @@
+"""What a held rollout writes on its way: its turns, and the hand-over to the next stage."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from django.db import transaction
+from django.db.models import F
+
+from rollouts.engine.errors import AttemptSuperseded
+from rollouts.engine.records import RunOutcome, TurnRecord
+from rollouts.lifecycle import STAGES, Stage
+from rollouts.models import Message, ModelCall, Rollout, ToolCall
+
+from .claim import Claim
+from .transition import move
+
+
+def record_turn(*, claim: Claim, record: TurnRecord) -> None:
+    """Store one turn in one transaction. Raises `AttemptSuperseded`, and stores nothing, when the claim is not current."""
+    call = record.model_call
+    with transaction.atomic():
+        current = Rollout.objects.filter(
+            id=claim.rollout_id, attempt=claim.attempt, lease_owner_id=claim.owner, state=STAGES[claim.stage].holds_in
+        )
+        if call is None:
+            changed = current.update(turns=F("turns"))
+        else:
+            changed = current.update(
+                turns=F("turns") + 1,
+                prompt_tokens=F("prompt_tokens") + len(call.context_ids),
+                sampled_tokens=F("sampled_tokens") + len(call.sampled_ids),
+                policy_version=call.policy_version,
+            )
+        if not changed:
+            raise AttemptSuperseded(f"attempt {claim.attempt} of rollout {claim.rollout_id} is not current any more")
+        _insert(claim, record)
+
+
+def _insert(claim: Claim, record: TurnRecord) -> None:
+    place = {"rollout_id": claim.rollout_id, "attempt": claim.attempt}
+    if call := record.model_call:
+        ModelCall.objects.create(
+            **place,
+            turn=call.turn,
+            segment=call.segment,
+            context_ids=call.context_ids,
+            sampled_ids=call.sampled_ids,
+            logprobs=call.logprobs,
+            text=_storable(call.text),
+            finish_reason=call.finish_reason,
+            prompt_tokens=call.prompt_tokens,
+            policy=call.policy,
+            policy_version=call.policy_version,
+            server_id=call.server_id or None,
+            sampling=call.sampling,
+            latency=call.latency,
+        )
+    Message.objects.bulk_create(
+        Message(**place, index=m.index, turn=m.turn, role=m.role, name=m.name, content=_storable(m.content)) for m in record.messages
+    )
+    ToolCall.objects.bulk_create(
+        ToolCall(
+            **place,
+            turn=t.turn,
+            index=t.index,
+            name=_storable(t.name)[:60],
+            arguments={"raw": _storable(t.raw)} if _has_nul(t.arguments) else t.arguments,
+            raw=_storable(t.raw),
+            output=_storable(t.output),
+            exit_code=t.exit_code,
+            timed_out=t.timed_out,
+            truncated_bytes=t.truncated_bytes,
+            error=_storable(t.error),
+            started_at=datetime.fromtimestamp(t.started_at, UTC),
+            duration=t.duration,
+        )
+        for t in record.tool_calls
+    )
+
+
+def _storable(text: str) -> str:
+    """Postgres text takes neither NUL nor lone surrogates; both can come out of a model or a program."""
+    return text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode("utf-8")
+
+
+def _has_nul(value: object) -> bool:
+    """Whether a JSON value holds a character that Postgres refuses."""
+    if isinstance(value, dict):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(_has_nul(item) for item in value)
+    return isinstance(value, str) and _storable(value) != value
+
+
+def hand_over_ready(*, claim: Claim, sandbox_name: str) -> bool:
+    """INIT is done. False when the claim is not current any more."""
+    to = STAGES[Stage.INIT].hands_to
+    return bool(move([claim.rollout_id], to=to, guard=claim.guard, values={"sandbox_name": sandbox_name}))
+
+
+def hand_over_for_evaluation(*, claim: Claim, outcome: RunOutcome) -> bool:
+    """RUN is done: store what evaluation needs before the sandbox goes. False when the claim is not current any more."""
+    termination = outcome.termination
+    return bool(
+        move(
+            [claim.rollout_id],
+            to=STAGES[Stage.RUN].hands_to,
+            guard=claim.guard,
+            values={
+                "artefacts": outcome.artefacts,
+                "fidelity": outcome.fidelity.value,
+                "termination_phase": termination.phase.value,
+                "termination_cause": termination.cause.value,
+                "termination_blame": termination.blame.value,
+                "termination_detail": _storable(termination.detail),
+            },
+            data={"cause": termination.cause.value},
+        )
+    )

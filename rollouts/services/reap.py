@@ -1,0 +1,69 @@
+"""The rescuer: takes back what lost worker processes held, and what waits on nodes that are gone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from rollouts.engine.errors import Failure
+from rollouts.lifecycle import STAGES, Cause, Phase, Stage, State, Termination
+from rollouts.models import Rollout, WorkerProcess
+from rollouts.run_settings import RunSettings
+
+from .finish import finish_cancelled, give_up_attempt
+from .transition import Guard
+
+_PHASES = {Stage.INIT: Phase.INIT, Stage.RUN: Phase.RUN, Stage.EVAL: Phase.EVAL}
+
+
+def reap() -> int:
+    """One pass; how many rollouts were taken back. Safe to run at any time and more than once."""
+    _declare_lost()
+    return _take_back_from_lost_workers() + _take_back_from_lost_nodes()
+
+
+def _declare_lost() -> None:
+    now = timezone.now()
+    WorkerProcess.objects.filter(lease_expires_at__lt=now, lost_at=None, stopped_at=None).update(lost_at=now)
+
+
+def _take_back_from_lost_workers() -> int:
+    """Also from workers that stopped with something still in hand."""
+    gone = Rollout.objects.filter(lease_owner__isnull=False).exclude(lease_owner__lost_at=None, lease_owner__stopped_at=None)
+    taken = 0
+    for rollout in gone.select_related("lease_owner", "run"):
+        owner = rollout.lease_owner
+        assert owner is not None  # noqa: S101 - filtered above
+        stage = Stage(owner.stage)
+        detail = f"worker process {owner.pid} on {owner.node} stopped renewing its lease"
+        taken += _take_back(rollout, stage, Guard([STAGES[stage].holds_in], rollout.attempt, owner.id), detail)
+    return taken
+
+
+def _take_back_from_lost_nodes() -> int:
+    """READY rollouts wait for a RUN worker of the node that has their sandbox; without one there they would wait for ever."""
+    live = WorkerProcess.objects.filter(node=OuterRef("node"), stage=Stage.RUN.value, lost_at=None, stopped_at=None)
+    # A RUN worker that is restarted comes back within a lease; only then is the sandbox given up.
+    patience = timezone.now() - timedelta(seconds=settings.LEASE_SECONDS)
+    waiting = Rollout.objects.filter(~Exists(live), state=State.READY.value, state_changed_at__lt=patience)
+    taken = 0
+    for rollout in waiting.select_related("run"):
+        guard = Guard([State.READY], rollout.attempt, unheld=True)
+        taken += _take_back(rollout, Stage.RUN, guard, f"node {rollout.node} has no RUN worker any more")
+    return taken
+
+
+def _take_back(rollout: Rollout, stage: Stage, guard: Guard, detail: str) -> bool:
+    if rollout.cancel_requested_at is not None:
+        return bool(finish_cancelled(ids=[rollout.id], guard=guard, phase=_PHASES[stage], stage=stage))
+    return give_up_attempt(
+        rollout_id=rollout.id,
+        guard=guard,
+        failure=Failure(Termination(_PHASES[stage], Cause.WORKER_LOST, detail), retryable=True, traceback=""),
+        stage=stage,
+        max_retries=RunSettings.model_validate(rollout.run.settings).max_infra_retries,
+        only_eval=stage is Stage.EVAL,
+    )
