@@ -1,0 +1,1 @@
+"""Talking to model servers: ids in, ids out, and never a sampled id decoded and encoded again. No Django."""

@@ -36,15 +36,15 @@ class ServerAddress:
     policy_version: int
     max_model_len: int
     server_id: str = ""
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
 class Completion:
     """What came back from one model call.
 
-    `token_ids` are the ids as sampled, an end-of-turn id included; `logprobs` has one natural-log value for each of them, or is
-    None when the server left out even one (never zeros).
+    `token_ids` are the ids as sampled, an end-of-turn id included, and empty when the server gives no ids; `logprobs` has one
+    natural-log value for each of them, or is None when the server left out even one (never zeros).
     """
 
     text: str
@@ -55,11 +55,28 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """What a server turned out to offer when it was probed.
+
+    `max_model_len` is the first model's, None when the server does not tell. `tokenize` means that `/tokenize` renders chat
+    messages to ids; without it this platform's own agent loop cannot use the server.
+    """
+
+    models: tuple[str, ...]
+    max_model_len: int | None
+    returns_token_ids: bool
+    returns_logprobs: bool
+    tokenize: bool
+    version: str
+
+
+@dataclass(frozen=True)
 class ModelCallRecord:
     """One model call as stored.
 
-    The prompt is kept as what it adds to its segment: the prompt ids of a call are the concatenation, over the earlier calls of the
-    same segment, of `context_ids + sampled_ids`, followed by this call's own `context_ids`.
+    The prompt is kept as what it adds to its segment: the prompt ids of a call are the concatenation, over the earlier calls of
+    the same segment, of `context_ids + sampled_ids`, followed by this call's own `context_ids`. `buffer.reconstruct` does this,
+    and `buffer.validate` checks it. `sampled_ids` is empty when the server gave none (text-only).
     """
 
     turn: int

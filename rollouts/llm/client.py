@@ -1,0 +1,125 @@
+"""The client of vLLM-compatible model servers: ids in, sampled ids and logprobs out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rollouts.llm.answers import parse_completion, token_list
+from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.transport import Transport
+from rollouts.llm.turns import TurnRenderer
+from rollouts.llm.types import Capabilities, ChatMessage, Completion, Sampling, ServerAddress
+
+HELPER_TIMEOUT = 30.0  # seconds, for calls that sample nothing
+_CONTEXT_FULL = re.compile(r"maximum context length|maximum model length|context_length_exceeded", re.IGNORECASE)
+
+
+class ModelClient:
+    """One per worker process; all its rollouts share the connections and the cached template renders.
+
+    Every method raises `ModelError` when the server does not do its part.
+    """
+
+    def __init__(self) -> None:
+        self._transport = Transport()
+        self.turns = TurnRenderer(self.render)
+
+    async def generate(
+        self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, *, timeout: float
+    ) -> Completion:
+        """Sample one reply to exactly these ids. `timeout` is in seconds and spans retries.
+
+        Raises `ContextOverflow`, without a call when the prompt alone fills the model's context.
+        """
+        room = server.max_model_len - len(prompt_ids)
+        if room <= 0:
+            raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the model's context {server.max_model_len}")
+        body: dict[str, Any] = {
+            "model": server.model,
+            "prompt": list(prompt_ids),
+            "max_tokens": min(sampling.max_tokens, room),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            # Said aloud, because a server otherwise takes them from the checkpoint's generation config and samples off-policy.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": True,
+        }
+        if sampling.stop:
+            # The ids of a stop string are returned in any case; the text must agree with them.
+            body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        started = time.monotonic()
+        try:
+            answer = await self._post(server, "/v1/completions", body, timeout)
+        except ModelError as exc:
+            if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
+                raise ContextOverflow(str(exc)) from exc
+            raise
+        return parse_completion(answer, time.monotonic() - started)
+
+    async def render(self, server: ServerAddress, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> list[int]:
+        """The ids of these messages under the server's own chat template."""
+        body = {
+            "model": server.model,
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "add_special_tokens": False,
+        }
+        return token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens")
+
+    async def detokenize(self, server: ServerAddress, token_ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included; for people to read, never to encode again."""
+        answer = await self._post(server, "/detokenize", {"model": server.model, "tokens": list(token_ids)}, HELPER_TIMEOUT)
+        text = answer.get("prompt")
+        if not isinstance(text, str):
+            raise ModelError("the answer has no 'prompt'", retryable=True)
+        return text
+
+    async def probe(self, url: str, *, api_key: str = "") -> Capabilities:
+        """Find out what the server at `url` (its root, without /v1) can do, by asking it for one token."""
+        url = url.rstrip("/")
+        listing = await self._transport.request("GET", f"{url}/v1/models", api_key=api_key, timeout=HELPER_TIMEOUT)
+        models = [m for m in listing.get("data") or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
+        if not models:
+            raise ModelError(f"{url} serves no model", retryable=True)
+        length = models[0].get("max_model_len")
+        server = ServerAddress(url, models[0]["id"], "", 0, length if isinstance(length, int) else 4096, api_key=api_key)
+        try:
+            prompt = await self.render(server, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+            tokenize = True
+        except ModelError as exc:
+            if exc.retryable:
+                raise
+            prompt, tokenize = [1], False
+        completion = await self.generate(server, prompt, Sampling(max_tokens=1), timeout=HELPER_TIMEOUT)
+        return Capabilities(
+            models=tuple(m["id"] for m in models),
+            max_model_len=length if isinstance(length, int) else None,
+            returns_token_ids=bool(completion.token_ids),
+            returns_logprobs=completion.logprobs is not None,
+            tokenize=tokenize,
+            version=await self._version(url, api_key),
+        )
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        await self._transport.close()
+
+    async def _version(self, url: str, api_key: str) -> str:
+        try:
+            answer = await self._transport.request("GET", f"{url}/version", api_key=api_key, timeout=HELPER_TIMEOUT)
+        except ModelError as exc:
+            if exc.retryable:
+                raise
+            return ""
+        return str(answer.get("version", ""))
+
+    async def _post(self, server: ServerAddress, path: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+        url = server.url.rstrip("/") + path
+        return await self._transport.request("POST", url, body, api_key=server.api_key, timeout=timeout)

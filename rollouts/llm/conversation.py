@@ -1,0 +1,96 @@
+"""One token-exact conversation with one model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rollouts.lifecycle import Fidelity
+from rollouts.llm.buffer import TokenBuffer
+from rollouts.llm.client import ModelClient
+from rollouts.llm.errors import ModelError
+from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, ServerAddress
+
+
+class Conversation:
+    """Messages on one side, the exact ids on the other.
+
+    `messages` is everything so far, sampled replies included as text. `server` may be replaced between turns (failover to
+    another server of the same model). `require_token_ids` makes a server that returns no ids an error instead of a badge.
+    """
+
+    def __init__(
+        self,
+        client: ModelClient,
+        server: ServerAddress,
+        sampling: Sampling,
+        *,
+        call_timeout: float,
+        require_token_ids: bool = False,
+    ) -> None:
+        self.server = server
+        self.messages: list[ChatMessage] = []
+        self._client = client
+        self._sampling = sampling
+        self._call_timeout = call_timeout
+        self._require_token_ids = require_token_ids
+        self._buffer = TokenBuffer()
+        self._answered = 0  # how many of `messages` the model has seen or said
+        self._last_id: int | None = None  # the last reply's last id; None before the first reply and after one without ids
+        self._text_only = False
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """The badge so far."""
+        if self._text_only:
+            return Fidelity.TEXT_ONLY
+        return Fidelity.SEGMENTED if len(self._buffer.segments) > 1 else Fidelity.TOKEN_EXACT
+
+    def append(self, *messages: ChatMessage) -> None:
+        """Add messages for the next `sample` to send."""
+        self.messages.extend(messages)
+
+    async def sample(self, turn: int) -> ModelCallRecord:
+        """Send what is new, take the model's reply into `messages`, and return the call as it is to be stored.
+
+        Raises `ContextOverflow` or `ModelError`; the conversation is then as it was before, so the same turn can be tried
+        again. A generation that the server aborted is a `ModelError` too: a reply cut off by others is not the policy's.
+        """
+        context_ids = await self._continuation()
+        if context_ids is None:
+            context_ids = await self._client.render(self.server, self.messages, add_generation_prompt=True)
+            prompt_ids, segment = context_ids, len(self._buffer.segments)
+        else:
+            prompt_ids, segment = self._buffer.ids + context_ids, len(self._buffer.segments) - 1
+        completion = await self._client.generate(self.server, prompt_ids, self._sampling, timeout=self._call_timeout)
+        if completion.finish_reason == "abort":
+            raise ModelError(f"{self.server.url} aborted the generation", retryable=True)
+        if not completion.token_ids and self._require_token_ids:
+            raise ModelError(f"{self.server.url} returns no token ids, and they are required", retryable=False)
+        record = ModelCallRecord(
+            turn=turn,
+            segment=segment,
+            context_ids=context_ids,
+            sampled_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=len(prompt_ids),
+            policy=self.server.policy,
+            policy_version=self.server.policy_version,
+            server_id=self.server.server_id,
+            latency=completion.latency,
+            sampling=asdict(self._sampling) | {"stop": list(self._sampling.stop)},
+        )
+        self._buffer.add(record)
+        self._last_id = completion.token_ids[-1] if completion.token_ids else None
+        self._text_only = self._text_only or self._last_id is None
+        self.messages.append({"role": "assistant", "content": completion.text})
+        self._answered = len(self.messages)
+        return record
+
+    async def _continuation(self) -> list[int] | None:
+        """The ids to append to the current segment, or None when a new segment must start."""
+        if self._last_id is None:
+            return None
+        history, new = self.messages[: self._answered], self.messages[self._answered :]
+        return await self._client.turns.continuation(self.server, self._last_id, history, new)

@@ -1,0 +1,133 @@
+"""JSON over HTTP to a model server: bounded retries, deadlines, and errors without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from rollouts.llm.errors import ModelError
+
+MAX_ATTEMPTS = 4
+FIRST_BACKOFF = 0.25  # seconds; doubles, with full jitter
+CONNECT_TIMEOUT = 10.0  # seconds
+TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+MESSAGE_LIMIT = 500  # characters of a server's own words kept in an error
+
+# vLLM's front end closes idle connections after 5 s; reusing one at that moment costs a failed request.
+KEEPALIVE_SECONDS = 4.0
+
+
+class Transport:
+    """One aiohttp session, made on first use inside the running loop.
+
+    Cancelling a pending `request` closes its connection at once, which is what makes vLLM abort the generation.
+    """
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(
+        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
+    ) -> dict[str, Any]:
+        """Send and return the JSON object of a 200 answer. `timeout` (seconds) spans all attempts.
+
+        Connect errors and 429/502/503/504 are tried again; a request whose answer was read never is. Raises `ModelError`.
+        """
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        payload = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                for attempt in range(1, MAX_ATTEMPTS + 1):
+                    try:
+                        return await self._once(method, url, payload, headers)
+                    except _TryAgain as failure:
+                        pause = max(failure.not_before, random.uniform(0, FIRST_BACKOFF * 2 ** (attempt - 1)))  # noqa: S311
+                        left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
+                        if attempt == MAX_ATTEMPTS or pause >= left:
+                            raise ModelError(_redact(str(failure), api_key), retryable=True, status=failure.status) from failure
+                        await asyncio.sleep(pause)
+        except TimeoutError as exc:
+            raise ModelError(f"{url} did not answer within {timeout:g} s", retryable=True) from exc
+        except ModelError as exc:
+            exc.args = (_redact(str(exc), api_key),)
+            raise
+        raise AssertionError("the loop above returns or raises")
+
+    async def close(self) -> None:
+        """Close the session and its connections. Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _once(self, method: str, url: str, payload: bytes | None, headers: Mapping[str, str]) -> dict[str, Any]:
+        try:
+            response = await self._open().request(method, url, data=payload, headers=headers, allow_redirects=False)
+        except aiohttp.InvalidURL as exc:
+            raise ModelError(f"{url!r} is not a URL", retryable=False) from exc
+        except aiohttp.ClientConnectionError as exc:
+            raise _TryAgain(f"{url} is unreachable: {exc or type(exc).__name__}") from exc
+        except aiohttp.ClientError as exc:
+            raise ModelError(f"{url} does not speak HTTP: {exc}", retryable=True) from exc
+        async with response:
+            try:
+                raw = await response.read()
+            except aiohttp.ClientError as exc:
+                raise ModelError(f"{url} broke off its answer: {exc}", retryable=True, status=response.status) from exc
+            if response.status in TRANSIENT_STATUSES:
+                raise _TryAgain(_refusal(url, response.status, raw), response.status, _retry_after(response))
+            if response.status != 200:
+                raise ModelError(_refusal(url, response.status, raw), retryable=response.status >= 500, status=response.status)
+        try:
+            answer = json.loads(raw)
+        except ValueError as exc:
+            raise ModelError(f"{url} answered with something that is not JSON", retryable=True, status=200) from exc
+        if not isinstance(answer, dict):
+            raise ModelError(f"{url} answered with JSON that is not an object", retryable=True, status=200)
+        return answer
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Admission is the scheduler's: a worker process may have a thousand calls in flight.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=limits)
+        return self._session
+
+
+class _TryAgain(Exception):
+    """This attempt failed before its answer was accepted, in a way that may pass."""
+
+    def __init__(self, message: str, status: int | None = None, not_before: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.not_before = not_before
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else 0.0
+
+
+def _refusal(url: str, status: int, raw: bytes) -> str:
+    """A sentence with the server's own message, wherever its dialect puts it."""
+    text = raw.decode("utf-8", "replace")
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict):
+        error = parsed.get("error", parsed)
+        message = error.get("message") if isinstance(error, dict) else error
+        text = str(message or text)
+    return f"{url} answered {status}: {text[:MESSAGE_LIMIT]}"
+
+
+def _redact(message: str, api_key: str) -> str:
+    return message.replace(api_key, "[api key]") if api_key else message
