@@ -1,0 +1,66 @@
+"""Builds model folders that vLLM can serve. Runs inside the vLLM virtual environment, as a program, not as an import.
+
+    python build_model.py smollm2 GGUF_FILE OUT_DIR     # 4-bit GGUF -> bfloat16 safetensors, 269 MB, about 20 s
+    python build_model.py tiny TOKENIZER_DIR OUT_DIR    # random 2-layer Llama in float32, 13 MB, for tests
+
+OUT_DIR appears only when it is complete: a run that was interrupted leaves `OUT_DIR.partial`, which the next one replaces.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def convert_gguf(gguf: Path, out: Path) -> None:
+    """Dequantises `gguf` and saves weights, tokenizer and chat template into `out`."""
+    import torch  # type: ignore[import-not-found]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # type: ignore[import-not-found]
+
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    AutoTokenizer.from_pretrained(**source).save_pretrained(out)
+    dequantize = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
+    AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=dequantize).save_pretrained(out)
+
+
+def random_llama(tokenizer_dir: Path, out: Path) -> None:
+    """Saves a Llama with random weights and the tokenizer of `tokenizer_dir` into `out`. Same weights on every call."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main(kind: str, source: str, out: str) -> None:
+    build = {"smollm2": convert_gguf, "tiny": random_llama}[kind]
+    target = Path(out)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build(Path(source), partial)
+    for file in partial.iterdir():
+        file.chmod(0o644)  # safetensors are written 0600; a model folder may be shared
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
