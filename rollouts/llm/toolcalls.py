@@ -3,8 +3,8 @@
 Parsing never raises. What is wrong with a reply comes back as sentences for the model to read. The rules:
 
 * Reasoning (`<think>…</think>`, also unclosed, also with the opening tag in the prompt) is neither searched nor content.
-* If any `<tool_call>` is there, fences are content. Otherwise a fence marked python, bash or sh (for bash) calls the tool of that
-  name, when it is offered and has a `code_argument`.
+* If any `<tool_call>` is there, fences are content. Otherwise a fence marked python, bash or sh (for bash) calls the tool of
+  that name, when it is offered and has a `code_argument`.
 * An unclosed tag or fence is an error, not a call: the text may have been cut in the middle of the code.
 """
 
