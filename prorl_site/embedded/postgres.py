@@ -38,7 +38,7 @@ class EmbeddedPostgresError(Exception):
 
 
 class EmbeddedPostgres:
-    """One database server. Either `start()`/`stop()` (also as a context manager), or `prepare()` and give `service()` to a Supervisor."""
+    """One database server: either `start()` and `stop()` it (or use `with`), or `prepare()` it and run its `service()`."""
 
     def __init__(self, data_dir: Path, *, durable: bool = True) -> None:
         """`durable=False` trades safety after a power cut for speed: for tests."""

@@ -5,8 +5,8 @@
         supervisor.start(web, *workers)     # started together, returns when all are ready
         supervisor.wait()                   # until Ctrl-C or SIGTERM
 
-Leaving the block stops everything. The first Ctrl-C or SIGTERM is an orderly stop, the second one kills. No service survives the
-supervisor, whatever ends it (see leash.py).
+Leaving the block stops everything. The first Ctrl-C or SIGTERM is an orderly stop, the second one kills. No service survives
+the supervisor, whatever ends it (see leash.py).
 """
 
 from __future__ import annotations
