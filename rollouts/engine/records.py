@@ -11,7 +11,11 @@ from rollouts.llm.types import ModelCallRecord
 
 @dataclass(frozen=True)
 class MessageRecord:
-    """One message of the conversation, in order. `turn` is that of the model call that first saw or produced it."""
+    """One message of the conversation, in order.
+
+    `turn` is that of the `TurnRecord` it came with: the prompt belongs to turn 0, the results of tool calls to the turn of the
+    reply that asked for them.
+    """
 
     index: int
     turn: int
@@ -58,6 +62,9 @@ class RunOutcome:
 
 
 class Recorder(Protocol):
-    """Stores a running rollout. `turn` raises `AttemptSuperseded` when this attempt has lost its lease."""
+    """Stores a running rollout. `turn` raises `AttemptSuperseded` when this attempt has lost its lease.
+
+    The last record of a rollout that was cut short may lack its model call or some tool results.
+    """
 
     async def turn(self, record: TurnRecord) -> None: ...

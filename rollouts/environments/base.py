@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 from sandboxes.protocol import SandboxSpec, Session
 
 if TYPE_CHECKING:
-    from rollouts.engine.agent import Agent
+    from rollouts.engine.records import Recorder
+    from rollouts.lifecycle import Termination
+    from rollouts.llm.conversation import Conversation
+
+# The artefact that holds the agent's final text, in every environment whose answer is text.
+ANSWER = "answer"
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,14 @@ class InitContext:
 
 @dataclass
 class RunContext(InitContext):
-    """What `run` gets. `agent` is the shipped loop, ready to go; `artefacts` is what evaluation will see."""
+    """What `run` gets.
 
-    agent: Agent
+    The shipped loop is `Agent(ctx.conversation, tools, AgentSettings(...), ctx.recorder)`. `artefacts` is what evaluation will
+    see: JSON values, kept as they are when the agent's time runs out in the middle, so fill it in a `finally`.
+    """
+
+    conversation: Conversation
+    recorder: Recorder
     artefacts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,10 +115,22 @@ class Environment(Protocol):
         """Prepare the sandbox."""
         ...
 
-    async def run(self, ctx: RunContext) -> Any:
-        """Carry out the rollout and return its `Termination`; normally `return await ctx.agent.run(messages, tools)`."""
+    async def run(self, ctx: RunContext) -> Termination:
+        """Carry out the rollout and return how it ended; normally `return await agent.run(messages)`."""
         ...
 
     async def evaluate(self, ctx: EvalContext) -> Score:
-        """Score from the artefacts (and the sandbox, if asked for)."""
+        """Score from the artefacts (and the sandbox, if asked for).
+
+        Raise when the artefacts cannot be judged (`EvaluationFailed(..., retryable=True)` for what may pass); never score that.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsGoldAnswer(Protocol):
+    """An environment that can solve its own tasks, which lets the conformance kit check its scoring."""
+
+    def gold_answer(self, task: Any) -> str:
+        """A final text of an agent that deserves the full reward."""
         ...

@@ -1,0 +1,163 @@
+"""The shipped agent loop: sample a reply, run the tools it calls, show it the results, until it calls none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StoreFailed, describe
+from rollouts.engine.records import Recorder, TurnRecord
+from rollouts.engine.tools import Tool, ToolResult, render_result, signature
+from rollouts.engine.turn import TurnDraft
+from rollouts.lifecycle import Cause, Phase, Termination
+from rollouts.llm.conversation import Conversation
+from rollouts.llm.errors import ContextOverflow
+from rollouts.llm.toolcalls import ParsedReply, parse_reply
+from rollouts.llm.types import ChatMessage, ToolCallRequest
+
+logger = logging.getLogger(__name__)
+
+# A rollout that is cut short may still store its last turn, but a worker that drains must not wait long for it.
+_LAST_WRITE_SECONDS = 0.5
+# A tool keeps its own time limit; one that is this much over it is broken.
+_TOOL_GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Bounds on one rollout's loop."""
+
+    max_turns: int = 10
+    tool_timeout: float = 30.0  # seconds, for one call
+    max_malformed: int = 3  # turns in a row of which no call could be carried out
+    tool_result_role: Literal["tool", "user"] = "tool"  # some chat templates know no "tool"
+    max_result_chars: int = 8000  # of a tool's output as shown to the model
+
+
+class Agent:
+    """One rollout's loop. Use once."""
+
+    def __init__(self, conversation: Conversation, tools: Sequence[Tool], settings: AgentSettings, recorder: Recorder) -> None:
+        self._conversation = conversation
+        self._tools = {tool.name: tool for tool in tools}
+        self._signatures = {tool.name: signature(tool) for tool in tools}
+        self._settings = settings
+        self._recorder = recorder
+        self._malformed_in_a_row = 0
+        self.final_text = ""  # the last reply so far, without its tool calls and reasoning
+
+    async def run(self, messages: Sequence[ChatMessage]) -> Termination:
+        """Carry out the rollout from these messages and return how the policy ended it.
+
+        Every turn is recorded once, also one that is cut short. Raises `ModelError`, `SandboxError`, `StoreFailed`,
+        `AttemptSuperseded`, `EnvironmentFailed`, and what a tool of the environment raises.
+        """
+        self._conversation.append(*messages)
+        recorded = 0
+        for turn in range(self._settings.max_turns):
+            draft = TurnDraft(turn, first_message=recorded)
+            if turn == 0:
+                for message in messages:
+                    draft.add_message(message)
+            termination = await self._recorded_turn(draft)
+            if termination is not None:
+                return termination
+            recorded += len(draft.messages)
+        return _ended(Cause.MAX_TURNS, f"no final answer within {self._settings.max_turns} turns")
+
+    async def _recorded_turn(self, draft: TurnDraft) -> Termination | None:
+        try:
+            termination = await self._turn(draft)
+        except BaseException:
+            if record := draft.record():
+                await self._store_last(record)
+            raise
+        if record := draft.record():
+            await self._store(record)
+        return termination
+
+    async def _turn(self, draft: TurnDraft) -> Termination | None:
+        """One turn; the termination if it was the last one."""
+        try:
+            call = await self._conversation.sample(draft.turn)
+        except ContextOverflow as exc:
+            return _ended(Cause.CONTEXT_OVERFLOW, str(exc))
+        draft.model_call = call
+        draft.add_message({"role": "assistant", "content": call.text})
+        reply = parse_reply(call.text, self._signatures)
+        self.final_text = reply.content
+        if call.finish_reason == "length":
+            return _ended(Cause.LENGTH, "a reply reached the token limit of a turn")
+        if call.finish_reason == "content_filter":
+            return _ended(Cause.REFUSAL, "the model server's filter stopped a reply")
+        if not reply.calls and not reply.errors:
+            return _ended(Cause.COMPLETED)
+        carried_out = await self._answer_calls(draft, reply)
+        self._malformed_in_a_row = 0 if carried_out else self._malformed_in_a_row + 1
+        if self._malformed_in_a_row >= self._settings.max_malformed:
+            return _ended(Cause.MALFORMED_TOOL_CALL, f"{self._malformed_in_a_row} turns in a row without one valid tool call")
+        return None
+
+    async def _answer_calls(self, draft: TurnDraft, reply: ParsedReply) -> bool:
+        """Run the calls of a reply in order and tell the model what came of each. True when at least one was carried out."""
+        carried_out = False
+        for request in reply.calls:
+            draft.start_call(request)
+            result, valid = await self._call(request)
+            draft.end_call(result)
+            self._tell(draft, render_result(result, max_chars=self._settings.max_result_chars), name=request.name)
+            carried_out = carried_out or valid
+        for error in reply.errors:
+            draft.start_call(ToolCallRequest("", {}, ""))
+            draft.end_call(ToolResult("", error=error))
+            self._tell(draft, f"Error: {error}")
+        return carried_out
+
+    async def _call(self, request: ToolCallRequest) -> tuple[ToolResult, bool]:
+        """The result, and whether the call was valid."""
+        tool = self._tools[request.name]
+        try:
+            arguments = tool.arguments.model_validate(request.arguments)
+        except ValidationError as exc:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in exc.errors())
+            return ToolResult("", error=f"invalid arguments for {tool.name}: {problems}"), False
+        limit = self._settings.tool_timeout
+        try:
+            async with asyncio.timeout(limit + _TOOL_GRACE_SECONDS) as deadline:
+                return await tool.call(arguments, timeout=limit), True
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise EnvironmentFailed(f"the tool {tool.name} ignored its time limit of {limit:g} s", retryable=True) from exc
+
+    def _tell(self, draft: TurnDraft, text: str, *, name: str = "") -> None:
+        message: ChatMessage = {"role": self._settings.tool_result_role, "content": text}
+        self._conversation.append(message)
+        draft.add_message(message, name=name)
+
+    async def _store(self, record: TurnRecord) -> None:
+        try:
+            await self._recorder.turn(record)
+        except AttemptSuperseded:
+            raise
+        except Exception as exc:
+            raise StoreFailed(f"turn {record.turn} could not be stored: {describe(exc)}") from exc
+
+    async def _store_last(self, record: TurnRecord) -> None:
+        """Store a turn that was cut short, whose end is already decided: at most briefly, and whatever comes of it."""
+        write = asyncio.create_task(self._recorder.turn(record))
+        try:
+            await asyncio.wait({write}, timeout=_LAST_WRITE_SECONDS)
+        finally:
+            write.cancel()
+        if write.done() and not write.cancelled() and (exc := write.exception()) is not None:
+            logger.warning("the last turn of a rollout could not be stored: %s", describe(exc))
+
+
+def _ended(cause: Cause, detail: str = "") -> Termination:
+    return Termination(Phase.RUN, cause, detail)

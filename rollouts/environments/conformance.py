@@ -1,0 +1,106 @@
+"""What every environment must do, checked on real tasks. `manage.py check_environment NAME` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from rollouts.engine.errors import classify, describe
+from rollouts.engine.stages import eval_stage, init_stage
+from rollouts.environments.base import ANSWER, Environment, EvalContext, InitContext, KnowsGoldAnswer
+from rollouts.environments.errors import ValidationFailed
+from rollouts.environments.registry import get, validate_config, validate_task
+from rollouts.lifecycle import Blame, Phase
+from sandboxes.protocol import SandboxSpec, Session
+
+_SECONDS = 120.0  # for one stage
+
+OpenSandbox = Callable[[SandboxSpec], AbstractAsyncContextManager[Session]]
+
+
+class CheckResult(NamedTuple):
+    """One check of one task. `detail` says what was found instead."""
+
+    check: str
+    task: str
+    passed: bool
+    detail: str = ""
+
+
+class NoSandbox(Exception):
+    """The environment evaluates in a sandbox, and the caller offered no way to start one."""
+
+
+async def check_environment(
+    handler: str,
+    config: Mapping[str, Any],
+    tasks: Sequence[Mapping[str, Any]],
+    *,
+    open_sandbox: OpenSandbox | None = None,
+) -> list[CheckResult]:
+    """Check that a gold solution scores 1, an empty answer scores 0, and artefacts that cannot be read score null.
+
+    `open_sandbox` is needed by environments that evaluate in one. Raises `UnknownEnvironment`, `BrokenEnvironment`,
+    `ValidationFailed` for the config, `NoSandbox`.
+    """
+    env = get(handler)
+    checker = _Checker(env, validate_config(handler, config), open_sandbox)
+    results = []
+    for index, document in enumerate(tasks):
+        name = str(document.get("id") or index)
+        try:
+            task = validate_task(handler, document)
+        except ValidationFailed as exc:
+            results.append(CheckResult("task is valid", name, False, str(exc)))
+            continue
+        results.append(CheckResult("task is valid", name, True))
+        if isinstance(env, KnowsGoldAnswer):
+            results.append(await checker.scores("gold solution scores 1", name, task, {ANSWER: env.gold_answer(task)}, 1.0))
+        results.append(await checker.scores("empty answer scores 0", name, task, {ANSWER: ""}, 0.0))
+        results.append(await checker.scores("unreadable artefacts score null", name, task, _Unreadable(), None))
+    return results
+
+
+class _Checker:
+    def __init__(self, env: Environment, config: Any, open_sandbox: OpenSandbox | None) -> None:
+        self._env = env
+        self._config = config
+        self._open_sandbox = open_sandbox
+
+    async def scores(
+        self, check: str, name: str, task: Any, artefacts: Mapping[str, Any], expected: float | None
+    ) -> CheckResult:
+        """Whether these artefacts get the expected total reward."""
+        try:
+            total = await self._total(task, artefacts)
+        except NoSandbox:
+            raise
+        except Exception as exc:
+            blamed = classify(exc, Phase.EVAL).termination.blame
+            return CheckResult(check, name, expected is None and blamed is Blame.INFRASTRUCTURE, describe(exc))
+        return CheckResult(check, name, total == expected, f"total reward {total}")
+
+    async def _total(self, task: Any, artefacts: Mapping[str, Any]) -> float | None:
+        spec = self._env.sandbox_spec(self._config, task) if self._env.evaluates_in_sandbox else None
+        if spec is not None and self._open_sandbox is None:
+            raise NoSandbox("this environment evaluates in a sandbox")
+        opened: AbstractAsyncContextManager[Session | None]
+        opened = self._open_sandbox(spec) if spec is not None and self._open_sandbox is not None else nullcontext()
+        async with opened as sandbox:
+            await init_stage(self._env, InitContext(self._config, task, sandbox), timeout=_SECONDS)
+            score = await eval_stage(self._env, EvalContext(self._config, task, artefacts, sandbox), timeout=_SECONDS)
+        return score.total
+
+
+class _Unreadable(Mapping[str, Any]):
+    """Artefacts whose store is down: an environment that scores them has swallowed an infrastructure failure."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError("these artefacts cannot be read")
+
+    def __iter__(self) -> Iterator[str]:
+        raise OSError("these artefacts cannot be read")
+
+    def __len__(self) -> int:
+        raise OSError("these artefacts cannot be read")
