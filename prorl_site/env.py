@@ -48,6 +48,14 @@ def words(name: str, default: str) -> list[str]:
     return [word.strip() for word in text(name, default).split(",") if word.strip()]
 
 
+def var_dir() -> Path:
+    """Where a machine's files live: `PRORL_VAR_DIR`, else `var/` in the clone or, for an installed package, the current folder."""
+    if chosen := os.environ.get("PRORL_VAR_DIR"):
+        return Path(chosen).absolute()
+    clone = Path(__file__).resolve().parent.parent
+    return (clone if (clone / "manage.py").exists() else Path.cwd()) / "var"
+
+
 def load_file(path: Path) -> None:
     """Take over `NAME=value` lines for variables that are not set. `prorl up` leaves such a file for other commands."""
     if not path.is_file():

@@ -11,14 +11,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 from prorl_site import env
 
-BASE_DIR = Path(__file__).resolve().parent.parent
-VAR_DIR = Path(env.text("PRORL_VAR_DIR", str(BASE_DIR / "var")))
+VAR_DIR = env.var_dir()
 env.load_file(VAR_DIR / "prorl.env")
 
 DEBUG = env.boolean("PRORL_DEBUG", False)
 SECRET_KEY = env.text("PRORL_SECRET_KEY", "development only" if DEBUG else "")
 if not SECRET_KEY:
-    raise ImproperlyConfigured("PRORL_SECRET_KEY is not set. `prorl up` makes one; elsewhere set PRORL_SECRET_KEY or PRORL_SECRET_KEY_FILE.")
+    raise ImproperlyConfigured(
+        "PRORL_SECRET_KEY is not set. `prorl up` makes one; elsewhere set PRORL_SECRET_KEY or PRORL_SECRET_KEY_FILE."
+    )
 ALLOWED_HOSTS = env.words("PRORL_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = env.words("PRORL_CSRF_TRUSTED_ORIGINS", "")
 
@@ -102,7 +103,10 @@ STORAGES = {
 # --- HTTP API ----------------------------------------------------------------------------------------------------------------
 DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("PRORL_MAX_BODY_BYTES", 16 * 1024 * 1024)
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["rollouts.api.auth.ApiKeyAuthentication", "rollouts.api.auth.ProjectSessionAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rollouts.api.auth.ApiKeyAuthentication",
+        "rollouts.api.auth.ProjectSessionAuthentication",
+    ],
     "DEFAULT_PERMISSION_CLASSES": ["rollouts.api.auth.HasScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],

@@ -86,6 +86,9 @@ class Phase(enum.StrEnum):
     EVAL = "eval"
 
 
+PHASES: dict[Stage, Phase] = {Stage.INIT: Phase.INIT, Stage.RUN: Phase.RUN, Stage.EVAL: Phase.EVAL}
+
+
 class Blame(enum.StrEnum):
     """Who is answerable. Only `policy` terminations are trainable; `infrastructure` never carries a reward."""
 

@@ -19,7 +19,9 @@ class Environment(models.Model):
     name = models.CharField(max_length=60, validators=[name_validator])
     version = models.PositiveIntegerField(default=1)
     handler = models.CharField(max_length=60, help_text="Name in the entry point group `prorl.environments`.")
-    config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True, help_text="Checked against the handler's schema.")
+    config: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, blank=True, help_text="Checked against the handler's schema."
+    )
     description = models.CharField(max_length=300, blank=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 

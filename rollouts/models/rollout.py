@@ -72,14 +72,21 @@ class Rollout(models.Model):
     termination_detail = models.TextField(blank=True)
     reward = models.FloatField(null=True, help_text="Weighted sum of the newest reward version; null when it is not known.")
     trainable = models.BooleanField(default=False, help_text="A policy's outcome that the run's settings let into a batch.")
-    artefacts: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="What evaluation needs, stored at the end of RUN.")
+    artefacts: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="What evaluation needs, stored at the end of RUN."
+    )
 
     class Meta:
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
             models.Index(fields=["project", "-priority", "id"], name="rollout_queue", condition=Q(state=State.QUEUED.value)),
-            models.Index(fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])),
+            models.Index(
+                fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])
+            ),
             models.Index(fields=["lease_owner"], name="rollout_held", condition=Q(lease_owner__isnull=False)),
+            models.Index(
+                fields=["id"], name="rollout_cancelling", condition=Q(cancel_requested_at__isnull=False, finished_at=None)
+            ),
             models.Index(fields=["run", "finished_xid", "id"], name="rollout_results", condition=Q(finished_xid__isnull=False)),
             models.Index(fields=["project", "-id"], name="rollout_list"),
             models.Index(fields=["run", "state", "-id"], name="rollout_run_list"),

@@ -21,7 +21,9 @@ class Run(models.Model):
     name = models.CharField(max_length=120)
     policy = models.ForeignKey(Policy, models.PROTECT, related_name="runs")
     priority = models.PositiveSmallIntegerField(default=50, help_text="0 to 100; higher goes first.")
-    settings: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="See RunSettings; complete, defaults included.")
+    settings: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="See RunSettings; complete, defaults included."
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     cancelled_at = models.DateTimeField(null=True, editable=False)
 

@@ -49,7 +49,14 @@ def claim(*, stage: Stage, rollout_id: UUID, owner: UUID, node: str) -> Claim | 
     values: dict[str, Any] = {"lease_owner_id": owner}
     with transaction.atomic():
         if stage is Stage.INIT:
-            values |= {"node": node, "not_before": None, "sandbox_name": "", "artefacts": {}, "fidelity": "", "policy_version": None}
+            values |= {
+                "node": node,
+                "not_before": None,
+                "sandbox_name": "",
+                "artefacts": {},
+                "fidelity": "",
+                "policy_version": None,
+            }
             values |= {"turns": 0, "prompt_tokens": 0, "sampled_tokens": 0}
         if stage is Stage.RUN:
             server = _choose_server(rollout_id)

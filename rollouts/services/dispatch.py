@@ -41,7 +41,11 @@ def due_hints() -> list[Hint]:
     now = timezone.now()
     stale = now - timedelta(seconds=settings.HINT_TIMEOUT_SECONDS)
     capacity = _capacity_by_stage_and_node()
-    chosen = [*_for_evaluation(capacity, now, stale), *_for_running(capacity, now, stale), *_for_initializing(capacity, now, stale)]
+    chosen = [
+        *_for_evaluation(capacity, now, stale),
+        *_for_running(capacity, now, stale),
+        *_for_initializing(capacity, now, stale),
+    ]
     return [hint for hint in chosen if _mark(hint, now, stale)]
 
 
@@ -56,7 +60,9 @@ def _due(rollouts: QuerySet[Rollout], now: datetime, stale: datetime) -> QuerySe
 
 def _capacity_by_stage_and_node() -> Counter[tuple[str, str]]:
     live = WorkerProcess.objects.filter(lost_at=None, stopped_at=None)
-    return Counter({(r["stage"], r["node"]): r["total"] for r in live.values("stage", "node").annotate(total=Sum("concurrency"))})
+    return Counter(
+        {(r["stage"], r["node"]): r["total"] for r in live.values("stage", "node").annotate(total=Sum("concurrency"))}
+    )
 
 
 def _hinted(state: State, stale: datetime) -> QuerySet[Rollout]:

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from rollouts.engine.errors import Failure
+from rollouts.engine.records import RunOutcome
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import (
     Blame,
@@ -43,22 +44,25 @@ def finish_scored(*, claim: Claim, score: Score) -> bool:
     masked = cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout is not OnAgentTimeout.SCORE
     termination = Termination(Phase.RUN, cause)
     with transaction.atomic():
-        values = {"reward": score.total, "trainable": termination.blame is Blame.POLICY and not masked and score.total is not None}
+        values = {
+            "reward": score.total,
+            "trainable": termination.blame is Blame.POLICY and not masked and score.total is not None,
+        }
         return _end(claim, final_state(termination), values, score)
 
 
-def finish_unscored(*, claim: Claim, termination: Termination, fidelity: str, artefacts: dict[str, Any]) -> bool:
+def finish_unscored(*, claim: Claim, outcome: RunOutcome) -> bool:
     """The agent's time ran out in a run that does not evaluate such rollouts: reward 0 (`zero`) or none (`drop`)."""
     zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
     values = {
-        **_termination_values(termination),
-        "fidelity": fidelity,
-        "artefacts": artefacts,
+        **_termination_values(outcome.termination),
+        "fidelity": outcome.fidelity.value,
+        "artefacts": outcome.artefacts,
         "reward": 0.0 if zero else None,
         "trainable": zero,
     }
     with transaction.atomic():
-        return _end(claim, final_state(termination), values, _TIMEOUT_ZERO if zero else None)
+        return _end(claim, final_state(outcome.termination), values, _TIMEOUT_ZERO if zero else None)
 
 
 def _end(claim: Claim, state: State, values: dict[str, Any], score: Score | None) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F
 
-from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.lifecycle import STAGES, Stage
 from rollouts.models import Message, ModelCall, Rollout, ToolCall
@@ -16,8 +15,17 @@ from .claim import Claim
 from .transition import move
 
 
-def record_turn(*, claim: Claim, record: TurnRecord) -> None:
-    """Store one turn in one transaction. Raises `AttemptSuperseded`, and stores nothing, when the claim is not current."""
+def record_turn(*, claim: Claim, record: TurnRecord) -> bool:
+    """Store one turn in one transaction. False, and nothing is stored, when the claim is not current any more."""
+    try:
+        return _record_turn(claim, record)
+    except IntegrityError:
+        # Only the holder of this claim writes this attempt's turns, so the turn is there already: its first try was committed
+        # though the answer was lost.
+        return True
+
+
+def _record_turn(claim: Claim, record: TurnRecord) -> bool:
     call = record.model_call
     with transaction.atomic():
         current = Rollout.objects.filter(
@@ -33,8 +41,9 @@ def record_turn(*, claim: Claim, record: TurnRecord) -> None:
                 policy_version=call.policy_version,
             )
         if not changed:
-            raise AttemptSuperseded(f"attempt {claim.attempt} of rollout {claim.rollout_id} is not current any more")
+            return False
         _insert(claim, record)
+    return True
 
 
 def _insert(claim: Claim, record: TurnRecord) -> None:
@@ -57,7 +66,8 @@ def _insert(claim: Claim, record: TurnRecord) -> None:
             latency=call.latency,
         )
     Message.objects.bulk_create(
-        Message(**place, index=m.index, turn=m.turn, role=m.role, name=m.name, content=_storable(m.content)) for m in record.messages
+        Message(**place, index=m.index, turn=m.turn, role=m.role, name=m.name, content=_storable(m.content))
+        for m in record.messages
     )
     ToolCall.objects.bulk_create(
         ToolCall(

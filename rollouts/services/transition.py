@@ -46,7 +46,7 @@ _FRESH_ACCOUNTS = "queue_seconds = old.elapsed, init_seconds = 0, run_seconds = 
 
 _MOVE = """
 WITH old AS (
-    SELECT id, state, EXTRACT(EPOCH FROM now() - state_changed_at) AS elapsed
+    SELECT id, state, GREATEST(EXTRACT(EPOCH FROM now() - state_changed_at), 0) AS elapsed
     FROM rollouts_rollout WHERE {guard} ORDER BY id FOR UPDATE
 ), moved AS (
     UPDATE rollouts_rollout r SET {assignments} FROM old WHERE r.id = old.id

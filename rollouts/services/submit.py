@@ -1,0 +1,193 @@
+"""Runs and groups come in. All of a request is stored, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.utils import timezone
+from pydantic import ValidationError
+
+from rollouts.environments.errors import ValidationFailed
+from rollouts.lifecycle import EventKind, State
+from rollouts.models import Dataset, Environment, Group, Policy, Project, Rollout, RolloutEvent, Run, Task
+from rollouts.models.fields import uuid7
+from rollouts.run_settings import RunSettings
+
+from .errors import Conflict, FieldError, Refused
+from .registry import check_payload, newest_environment
+from .transition import DISPATCH_CHANNEL
+
+MAX_GROUP_SIZE = 1024
+_BATCH = 1000
+
+
+class GroupRequest(NamedTuple):
+    """n rollouts of one task, named in exactly one way: by id, by dataset and key, or inline by environment and payload."""
+
+    n: int
+    task_id: UUID | None = None
+    dataset: str = ""
+    key: str = ""
+    environment: str = ""
+    payload: Mapping[str, Any] | None = None
+
+
+def create_run(
+    *, project: Project, name: str, policy: str, priority: int = 50, settings: Mapping[str, Any] | None = None
+) -> Run:
+    """Open a run. Its settings are stored complete, so that a later change of a default changes no old run."""
+    if not 0 <= priority <= 100:
+        raise Refused.field("/priority", "Must be between 0 and 100.")
+    known = Policy.objects.filter(project=project, name=policy).first()
+    if known is None:
+        raise Refused.field(
+            "/policy", f"There is no policy {policy!r} in project {project.name}; register an LLM server for it first."
+        )
+    try:
+        complete = RunSettings.model_validate(settings or {})
+    except ValidationError as error:
+        errors = [FieldError("/settings" + "".join(f"/{part}" for part in e["loc"]), e["msg"]) for e in error.errors()]
+        raise Refused("The settings do not fit.", errors) from error
+    return Run.objects.create(
+        project=project, name=name, policy=known, priority=priority, settings=complete.model_dump(mode="json")
+    )
+
+
+def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
+    """Queue n rollouts for each group's task."""
+    if run.cancelled_at is not None:
+        raise Conflict(f"Run {run.name} was cancelled. Create another one.")
+    errors = _check_sizes(groups)
+    with transaction.atomic():
+        tasks = _Tasks(run.project)
+        resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
+        if errors:
+            raise Refused("Some groups cannot be accepted; none was.", errors)
+        tasks.store_inline()
+        rows = [Group(run=run, task=task, n=group.n) for group, task in zip(groups, resolved, strict=True) if task is not None]
+        Group.objects.bulk_create(rows, batch_size=_BATCH)
+        _queue_rollouts(run, rows)
+    return rows
+
+
+def _check_sizes(groups: Sequence[GroupRequest]) -> list[FieldError]:
+    if not groups:
+        return [FieldError("/groups", "Is empty; name at least one group.")]
+    return [
+        FieldError(f"/groups/{place}/n", f"Must be between 1 and {MAX_GROUP_SIZE}.")
+        for place, group in enumerate(groups)
+        if not 1 <= group.n <= MAX_GROUP_SIZE
+    ]
+
+
+class _Tasks:
+    """Finds the tasks of a submission, each with as few queries as it takes, and collects inline ones to be stored together."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._by_name: dict[tuple[str, str], Task | None] = {}
+        self._by_id: dict[UUID, Task | None] = {}
+        self._environments: dict[str, Environment] = {}
+        self._inline_datasets: dict[UUID, Dataset] = {}
+        self._inline: list[Task] = []
+
+    def resolve(self, place: int, group: GroupRequest, errors: list[FieldError]) -> Task | None:
+        pointer = f"/groups/{place}"
+        ways = [
+            group.task_id is not None,
+            bool(group.dataset or group.key),
+            bool(group.environment) or group.payload is not None,
+        ]
+        if sum(ways) != 1:
+            errors.append(
+                FieldError(pointer, "Name the task by `task_id`, by `dataset` and `key`, or by `environment` and `payload`.")
+            )
+            return None
+        if group.environment or group.payload is not None:
+            return self._inline_task(pointer, group, errors)
+        task = self._by_task_id(group.task_id) if group.task_id else self._by_key(group.dataset, group.key)
+        if task is None:
+            name = f"{pointer}/task_id" if group.task_id else f"{pointer}/key"
+            errors.append(FieldError(name, f"There is no such task in project {self.project.name}."))
+        elif task.quarantine_reason:
+            errors.append(FieldError(pointer, f"The task is quarantined: {task.quarantine_reason}"))
+        return task
+
+    def _by_task_id(self, task_id: UUID) -> Task | None:
+        if task_id not in self._by_id:
+            known = Task.objects.select_related("dataset").filter(id=task_id, dataset__project=self.project)
+            self._by_id[task_id] = known.first()
+        return self._by_id[task_id]
+
+    def _by_key(self, dataset: str, key: str) -> Task | None:
+        if (dataset, key) not in self._by_name:
+            known = Task.objects.select_related("dataset").filter(dataset__project=self.project, dataset__name=dataset, key=key)
+            self._by_name[dataset, key] = known.first()
+        return self._by_name[dataset, key]
+
+    def _inline_task(self, pointer: str, group: GroupRequest, errors: list[FieldError]) -> Task | None:
+        try:
+            if group.environment not in self._environments:
+                self._environments[group.environment] = newest_environment(
+                    self.project, group.environment, f"{pointer}/environment"
+                )
+            environment = self._environments[group.environment]
+            reason = check_payload(environment, group.payload or {})
+        except Refused as refused:
+            errors += refused.errors
+            return None
+        except ValidationFailed as error:
+            errors += [FieldError(f"{pointer}/payload{problem.pointer}", problem.message) for problem in error.problems]
+            return None
+        if reason:
+            errors.append(FieldError(f"{pointer}/payload", f"The task cannot be scored: {reason}"))
+            return None
+        task = Task(dataset=self._inline_dataset(environment), payload=dict(group.payload or {}))
+        task.key = str(task.id)
+        self._inline.append(task)
+        return task
+
+    def _inline_dataset(self, environment: Environment) -> Dataset:
+        """Inline tasks of an environment version share one dataset."""
+        if environment.id not in self._inline_datasets:
+            name = f"inline.{environment.name}.v{environment.version}"
+            self._inline_datasets[environment.id] = Dataset.objects.get_or_create(
+                project=self.project, name=name, defaults={"environment": environment}
+            )[0]
+        return self._inline_datasets[environment.id]
+
+    def store_inline(self) -> None:
+        Task.objects.bulk_create(self._inline, batch_size=_BATCH)
+
+
+def _queue_rollouts(run: Run, groups: Sequence[Group]) -> None:
+    now = timezone.now()
+    rollouts = [
+        Rollout(
+            id=uuid7(),
+            project_id=run.project_id,
+            run=run,
+            group=group,
+            task=group.task,
+            environment_id=group.task.dataset.environment_id,
+            index=index,
+            priority=run.priority,
+            created_at=now,
+            state_changed_at=now,
+        )
+        for group in groups
+        for index in range(group.n)
+    ]
+    Rollout.objects.bulk_create(rollouts, batch_size=_BATCH)
+    RolloutEvent.objects.bulk_create(
+        [
+            RolloutEvent(rollout=rollout, attempt=0, at=now, kind=EventKind.SUBMITTED.value, to_state=State.QUEUED.value)
+            for rollout in rollouts
+        ],
+        batch_size=_BATCH,
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, '')", [DISPATCH_CHANNEL])

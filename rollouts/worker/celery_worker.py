@@ -1,0 +1,49 @@
+"""Where Celery and a worker process meet: Celery supervises and brings hints, `WorkerProcess` does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from celery.signals import worker_shutting_down
+
+from prorl_site.celery import app
+from rollouts.lifecycle import Stage
+from rollouts.services.dispatch import queue_name
+
+from .process import WorkerProcess
+
+_worker: WorkerProcess | None = None
+
+
+def serve(*, stage: Stage, node: str, concurrency: int) -> int:
+    """Run a worker of one stage in this process until SIGTERM; returns the exit code."""
+    global _worker
+    _worker = WorkerProcess(stage=stage, node=node, concurrency=concurrency)
+    _worker.start()
+    worker_shutting_down.connect(_stop)
+    celery_worker = app.Worker(
+        hostname=f"{stage.value}@{node}",
+        pool="threads",
+        concurrency=concurrency,
+        queues=[queue_name(stage, node)],
+        loglevel="WARNING",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    celery_worker.start()
+    return int(celery_worker.exitcode or 0)
+
+
+def carry_out(rollout_id: str) -> None:
+    """The body of every job. Blocks its thread while the loop works."""
+    if _worker is None:
+        raise RuntimeError("rollout jobs run in a process started by `manage.py work`")
+    _worker.carry_out(UUID(rollout_id))
+
+
+def _stop(**_: Any) -> None:
+    """Before Celery waits for its threads: the rollouts go back and the threads come free at once."""
+    if _worker is not None:
+        _worker.stop()

@@ -1,0 +1,45 @@
+"""Stops the sandboxes of this node that no rollout needs any more: those of lost workers, old attempts and cancelled rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rollouts.services.sandboxes import unneeded_sandboxes
+from sandboxes.protocol import Backend
+from sandboxes.services import note_stopped
+
+from .database import Database
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 5.0
+
+
+class Janitor:
+    """One per node, in its INIT worker."""
+
+    def __init__(self, *, database: Database, backend: Backend, node: str) -> None:
+        self._database = database
+        self._backend = backend
+        self._node = node
+
+    async def run(self) -> None:
+        """Sweep now and then, for ever."""
+        while True:
+            try:
+                await self.sweep()
+            except Exception:
+                logger.exception("the sandbox sweep failed; trying again in %.0f s", _SECONDS)
+            await asyncio.sleep(_SECONDS)
+
+    async def sweep(self) -> None:
+        """One pass: rows whose rollout has moved on, and directories that have no row."""
+        present = await self._backend.list()
+        for name in await self._database.call(unneeded_sandboxes, node=self._node, present=present):
+            try:
+                await self._backend.stop(name)
+                await self._database.call(note_stopped, name=name, reason="no rollout needs it")
+                logger.info("stopped stray sandbox %s", name)
+            except Exception:
+                logger.exception("sandbox %s could not be stopped; trying again", name)

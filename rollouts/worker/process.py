@@ -1,0 +1,198 @@
+"""One worker process of one stage: its loop, its lease, and the rollouts it has in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+
+from rollouts.engine.errors import classify
+from rollouts.lifecycle import PHASES, Stage
+from rollouts.llm.client import ModelClient
+from rollouts.services.claim import Claim, claim
+from rollouts.services.finish import fail, finish_cancelled, hand_back
+from rollouts.services.lease import Heartbeat, deregister_worker, give_back_forgotten, register_worker, renew
+from sandboxes.protocol import Backend
+from sandboxes.registry import get_backend
+
+from .database import Database
+from .janitor import Janitor
+from .stages import CARRY_OUT, Tools
+
+logger = logging.getLogger(__name__)
+
+# How long a stopping worker waits for its rollouts to be handed back.
+_DRAIN_SECONDS = 3.0
+
+
+class Interruption(enum.Enum):
+    """Why the worker cancels one of its own coroutines."""
+
+    CANCELLED = "cancelled"
+    DRAINING = "the worker is stopping"
+    LOST = "the lease ran out"
+
+
+@dataclass
+class Held:
+    """A claimed rollout in the hands of this process."""
+
+    task: asyncio.Task[None]
+    interruption: Interruption | None = None
+
+    def interrupt(self, why: Interruption) -> None:
+        if self.interruption is None:
+            self.interruption = why
+            self.task.cancel()
+
+
+class WorkerProcess:
+    """Carries out rollouts until it is stopped. Threads call `carry_out` and `stop`; everything else runs on the loop."""
+
+    def __init__(self, *, stage: Stage, node: str, concurrency: int) -> None:
+        self.stage = stage
+        self.node = node
+        self.concurrency = concurrency
+        self._id: UUID | None = None
+        self._held: dict[tuple[UUID, int], Held] = {}
+        self._forgotten: set[tuple[UUID, int]] = set()
+        self._draining = False
+        self._database = Database(patience=settings.LEASE_SECONDS)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._background: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Register and begin to renew the lease. Raises when the database does not answer."""
+        self._thread.start()
+        self._submit(self._begin()).result()
+
+    def carry_out(self, rollout_id: UUID) -> None:
+        """Claim a rollout and carry it through this stage; returns when it has left this process's hands."""
+        self._submit(self._carry_out(rollout_id)).result()
+
+    def stop(self) -> None:
+        """Hand everything back, say goodbye, end the loop. Bounded in time."""
+        self._submit(self._end()).result(_DRAIN_SECONDS * 2)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1.0)
+        self._database.close()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _begin(self) -> None:
+        backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
+        self._tools = Tools(database=self._database, models=ModelClient(), backend=backend, node=self.node)
+        await self._register()
+        self._background.append(self._loop.create_task(self._keep_lease()))
+        if self.stage is Stage.INIT:
+            janitor = Janitor(database=self._database, backend=backend, node=self.node)
+            self._background.append(self._loop.create_task(janitor.run()))
+
+    async def _register(self) -> None:
+        self._id = await self._database.insist(
+            register_worker, node=self.node, stage=self.stage, pid=os.getpid(), concurrency=self.concurrency
+        )
+
+    async def _end(self) -> None:
+        self._draining = True
+        for task in self._background:
+            task.cancel()
+        for held in self._held.values():
+            held.interrupt(Interruption.DRAINING)
+        if self._held:
+            await asyncio.wait([held.task for held in self._held.values()], timeout=_DRAIN_SECONDS)
+        if self._id is not None:
+            await self._database.call(deregister_worker, worker_id=self._id)
+        await self._tools.models.close()
+
+    # --- One rollout -------------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, rollout_id: UUID) -> None:
+        if self._draining or self._id is None:
+            return  # the hint is lost, the rollout is not: the dispatcher hints again
+        claimed = await self._database.call(claim, stage=self.stage, rollout_id=rollout_id, owner=self._id, node=self.node)
+        if claimed is None:
+            return
+        task = self._loop.create_task(self._hold(claimed))
+        self._held[claimed.rollout_id, claimed.attempt] = Held(task)
+        if self._draining:  # stop() came while the claim was made
+            self._held[claimed.rollout_id, claimed.attempt].interrupt(Interruption.DRAINING)
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("rollout %s attempt %d: could not store how it ended", rollout_id, claimed.attempt, exc_info=error)
+
+    async def _hold(self, claimed: Claim) -> None:
+        try:
+            await self._carry_through(claimed)
+        finally:
+            self._held.pop((claimed.rollout_id, claimed.attempt), None)
+
+    async def _carry_through(self, claimed: Claim) -> None:
+        """Everything that can go wrong in a stage ends here, once, as data."""
+        try:
+            await CARRY_OUT[self.stage](self._tools, claimed)
+        except asyncio.CancelledError:
+            await self._after_interruption(claimed)
+        except Exception as error:
+            failure = classify(error, PHASES[self.stage])
+            logger.warning("rollout %s attempt %d: %s", claimed.rollout_id, claimed.attempt, failure.termination.detail)
+            await self._database.insist(fail, claim=claimed, failure=failure)
+
+    async def _after_interruption(self, claimed: Claim) -> None:
+        why = self._held[claimed.rollout_id, claimed.attempt].interruption
+        if why is Interruption.CANCELLED:
+            await self._database.insist(
+                finish_cancelled, ids=[claimed.rollout_id], guard=claimed.guard, phase=PHASES[self.stage], stage=self.stage
+            )
+        elif why is Interruption.DRAINING:
+            await self._database.insist(hand_back, claim=claimed, reason=why.value)
+        elif why is None:
+            raise  # not ours: the loop itself is being torn down
+
+    # --- The lease ---------------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(settings.HEARTBEAT_SECONDS)
+            try:
+                await self._renew_once()
+            except Exception:
+                logger.exception("could not renew the lease; trying again in %.1f s", settings.HEARTBEAT_SECONDS)
+
+    async def _renew_once(self) -> None:
+        assert self._id is not None  # noqa: S101 - registered before the loop starts
+        known = set(self._held)
+        beat = await self._database.call(renew, worker_id=self._id)
+        if not beat.alive:
+            logger.warning("this worker was declared lost; dropping %d rollouts and starting over", len(self._held))
+            for held in self._held.values():
+                held.interrupt(Interruption.LOST)
+            await self._register()
+            return
+        for key, cancel_asked in beat.held.items():
+            if cancel_asked and key in self._held:
+                self._held[key].interrupt(Interruption.CANCELLED)
+        await self._give_back_forgotten(beat, known)
+
+    async def _give_back_forgotten(self, beat: Heartbeat, known: set[tuple[UUID, int]]) -> None:
+        """Rollouts the database says we hold, and we do not: the claim's answer or the final write never came through.
+
+        Seen in two heartbeats in a row, so that a claim on its way is not mistaken for one.
+        """
+        missing = set(beat.held) - known - set(self._held)
+        if again := missing & self._forgotten:
+            assert self._id is not None  # noqa: S101
+            logger.warning("giving back %d rollouts that this worker lost track of", len(again))
+            await self._database.call(give_back_forgotten, worker_id=self._id, stage=self.stage, rollouts=sorted(again))
+        self._forgotten = missing

@@ -1,0 +1,162 @@
+"""What each stage does with a claimed rollout, between the claim and the guarded write that hands it on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from rollouts.engine.errors import AttemptSuperseded, StageTimedOut
+from rollouts.engine.records import TurnRecord
+from rollouts.engine.stages import eval_stage, init_stage, run_stage
+from rollouts.environments import registry
+from rollouts.environments.base import EvalContext, InitContext, RunContext
+from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
+from rollouts.llm.client import ModelClient
+from rollouts.llm.conversation import Conversation
+from rollouts.services.claim import Claim
+from rollouts.services.finish import finish_scored, finish_unscored
+from rollouts.services.progress import hand_over_for_evaluation, hand_over_ready, record_turn
+from sandboxes.protocol import Backend, SandboxSpec, Session
+from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
+
+from .database import Database
+
+logger = logging.getLogger(__name__)
+
+# Starting many sandboxes at once makes each of them slow; this many at a time per process keep two cores busy.
+_START_GATE = asyncio.Semaphore(4)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the stages of one worker process share."""
+
+    database: Database
+    models: ModelClient
+    backend: Backend
+    node: str
+
+
+async def _initialize(tools: Tools, claim: Claim) -> None:
+    environment = registry.get(claim.handler)
+    config = registry.validate_config(claim.handler, claim.config)
+    task = registry.parse_task(claim.handler, claim.payload)
+    spec = environment.sandbox_spec(config, task)
+    name = sandbox_name(claim.rollout_id, claim.attempt) if spec else ""
+    budget = asyncio.get_running_loop().time() + claim.settings.timeouts.init
+    handed_over = False
+    try:
+        if spec:
+            await _start_sandbox(tools, claim, name, spec, budget)
+        async with _session(tools, name) as session:
+            remaining = budget - asyncio.get_running_loop().time()
+            await init_stage(environment, InitContext(config=config, task=task, sandbox=session), timeout=remaining)
+        handed_over = await tools.database.insist(hand_over_ready, claim=claim, sandbox_name=name)
+    finally:
+        if name and not handed_over:
+            await _stop_sandbox(tools, name, "initialisation did not finish")
+
+
+async def _start_sandbox(tools: Tools, claim: Claim, name: str, spec: SandboxSpec, budget: float) -> None:
+    """The row comes before the start, so that a crash in between leaves something the janitor finds."""
+    await tools.database.insist(
+        note_start, name=name, rollout_id=claim.rollout_id, attempt=claim.attempt, node=tools.node, backend=tools.backend.name
+    )
+    try:
+        async with asyncio.timeout_at(budget), _START_GATE:
+            info = await tools.backend.start(name, spec)
+    except TimeoutError as error:
+        raise StageTimedOut(f"the sandbox did not start within {claim.settings.timeouts.init:g} s") from error
+    await tools.database.insist(note_ready, name=name, enforced=dict(info.enforced))
+
+
+async def _run(tools: Tools, claim: Claim) -> None:
+    environment = registry.get(claim.handler)
+    config = registry.validate_config(claim.handler, claim.config)
+    task = registry.parse_task(claim.handler, claim.payload)
+    assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
+    handed_over = False
+    try:
+        async with _session(tools, claim.sandbox_name) as session:
+            conversation = Conversation(
+                tools.models,
+                claim.server,
+                claim.settings.sampling.to_sampling(),
+                call_timeout=claim.settings.timeouts.model_call,
+            )
+            recorder = _Recorder(tools.database, claim)
+            ctx = RunContext(config=config, task=task, sandbox=session, conversation=conversation, recorder=recorder)
+            outcome = await run_stage(environment, ctx, agent_timeout=claim.settings.timeouts.agent)
+        unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
+        if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
+            await tools.database.insist(finish_unscored, claim=claim, outcome=outcome)
+        else:
+            handed_over = await tools.database.insist(hand_over_for_evaluation, claim=claim, outcome=outcome)
+    finally:
+        if claim.sandbox_name and not (handed_over and environment.evaluates_in_sandbox):
+            await _stop_sandbox(tools, claim.sandbox_name, "RUN ended")
+
+
+async def _evaluate(tools: Tools, claim: Claim) -> None:
+    environment = registry.get(claim.handler)
+    config = registry.validate_config(claim.handler, claim.config)
+    task = registry.parse_task(claim.handler, claim.payload)
+    name = claim.sandbox_name if environment.evaluates_in_sandbox else ""
+    finished = False
+    try:
+        async with _session(tools, name) as session:
+            ctx = EvalContext(config=config, task=task, artefacts=claim.artefacts, sandbox=session)
+            score = await eval_stage(environment, ctx, timeout=claim.settings.timeouts.eval)
+        finished = await tools.database.insist(finish_scored, claim=claim, score=score)
+    finally:
+        if name and finished:
+            await _stop_sandbox(tools, name, "EVAL ended")
+
+
+CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {
+    Stage.INIT: _initialize,
+    Stage.RUN: _run,
+    Stage.EVAL: _evaluate,
+}
+
+
+class _Recorder:
+    """Stores turns under the claim's guard."""
+
+    def __init__(self, database: Database, claim: Claim) -> None:
+        self._database = database
+        self._claim = claim
+
+    async def turn(self, record: TurnRecord) -> None:
+        if not await self._database.insist(record_turn, claim=self._claim, record=record):
+            raise AttemptSuperseded(
+                f"attempt {self._claim.attempt} of rollout {self._claim.rollout_id} is not current any more"
+            )
+
+
+@contextlib.asynccontextmanager
+async def _session(tools: Tools, name: str) -> AsyncIterator[Session | None]:
+    if not name:
+        yield None
+        return
+    session = await tools.backend.connect(name)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+async def _stop_sandbox(tools: Tools, name: str, reason: str) -> None:
+    """Also when this coroutine was cancelled. What fails here is left to the janitor, which tries again and reports."""
+
+    async def stop() -> None:
+        try:
+            await tools.backend.stop(name)
+            await tools.database.call(note_stopped, name=name, reason=reason)
+        except Exception:
+            logger.exception("sandbox %s could not be stopped now", name)
+
+    await asyncio.shield(asyncio.get_running_loop().create_task(stop()))

@@ -1,0 +1,66 @@
+"""One PostgreSQL for the whole run, started by the controlling process and shared by the parallel ones.
+
+The environment is set here before anything imports the settings; that is why nothing of ours is imported at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import django
+import pytest
+
+_SHARED = "PRORL_TEST_DIR"  # a directory for what the parallel test processes share; the first process makes it
+
+_postgres = None
+
+
+def _begin() -> None:
+    """Make the environment of a fresh machine plus a database. A developer's own settings must not leak into tests."""
+    global _postgres
+    from prorl_site.embedded.postgres import EmbeddedPostgres
+
+    for name in [name for name in os.environ if name.startswith("PRORL_") and name != "PRORL_FAIL_ON_SKIP"]:
+        del os.environ[name]
+    shared = Path(tempfile.mkdtemp(prefix="prorl-test-"))
+    shared.chmod(0o711)  # the database's own user must get through
+    _postgres = EmbeddedPostgres(shared / "postgres", durable=False)
+    os.environ |= {
+        _SHARED: str(shared),
+        "DJANGO_SETTINGS_MODULE": "prorl_site.settings",
+        "PRORL_DATABASE_URL": _postgres.start(),
+        "PRORL_SECRET_KEY": "tests only",
+        "PRORL_VAR_DIR": str(shared / "var"),
+        "PRORL_DB_POOL_SIZE": "0",
+        "PRORL_NODE": "test-node",
+    }
+
+
+# While this file is imported, since the conftest files of the folders below import models, and those the settings.
+if _SHARED not in os.environ:
+    _begin()
+django.setup()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _postgres is not None:
+        _postgres.stop()
+        shutil.rmtree(os.environ.pop(_SHARED), ignore_errors=True)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int):
+    """With PRORL_FAIL_ON_SKIP=1 (CI) a skipped test fails the run: its reason is in the report above."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("PRORL_FAIL_ON_SKIP") == "1" and reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def shared_dir() -> Path:
+    """A directory that all parallel test processes of this run share."""
+    return Path(os.environ[_SHARED])

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.domain import Domain
+
+
+@pytest.fixture
+def domain(db: None) -> Domain:
+    return Domain()

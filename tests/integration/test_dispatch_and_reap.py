@@ -1,0 +1,242 @@
+"""Which rollouts are hinted, in which order, and who takes back what a lost worker held."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from rollouts.engine.errors import Failure
+from rollouts.engine.records import MessageRecord, RunOutcome, TurnRecord
+from rollouts.environments.base import RewardComponent, Score
+from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
+from rollouts.models import Attempt, LLMServer, Message, Rollout, RolloutEvent, WorkerProcess
+from rollouts.services.cancel import cancel_rollouts
+from rollouts.services.claim import claim
+from rollouts.services.dispatch import due_hints
+from rollouts.services.finish import fail, finish_scored, hand_back
+from rollouts.services.lease import renew
+from rollouts.services.progress import hand_over_for_evaluation, hand_over_ready, record_turn
+from rollouts.services.reap import reap
+from tests.integration.domain import Domain
+
+DONE = RunOutcome(Termination(Phase.RUN, Cause.COMPLETED), {"answer": "3"}, Fidelity.TOKEN_EXACT)
+LOST = Failure(Termination(Phase.RUN, Cause.SANDBOX_ERROR, "gone"), retryable=True, traceback="Traceback: gone")
+
+
+def lose(worker: WorkerProcess) -> None:
+    WorkerProcess.objects.filter(id=worker.id).update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+
+
+def refreshed(rollout: Rollout) -> Rollout:
+    rollout.refresh_from_db()
+    return rollout
+
+
+class TestTheWholeWay:
+    def test_from_queue_to_reward(self, domain: Domain):
+        rollout = domain.submit()[0]
+        assert hand_over_ready(claim=domain.claim(rollout, Stage.INIT), sandbox_name="")
+        running = domain.claim(rollout, Stage.RUN)
+        assert running.server is not None
+        assert running.server.url == domain.server.url
+        assert hand_over_for_evaluation(claim=running, outcome=DONE)
+        evaluating = domain.claim(rollout, Stage.EVAL)
+        assert evaluating.artefacts == {"answer": "3"}
+        assert finish_scored(claim=evaluating, score=Score([RewardComponent("correct", 1.0)]))
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.reward, rollout.trainable, rollout.fidelity) == ("succeeded", 1.0, True, "token-exact")
+        assert rollout.lease_owner_id is None
+        assert [e.to_state for e in rollout.events.all()] == [
+            "queued", "initializing", "ready", "running", "evaluating", "evaluating", "succeeded",
+        ]  # fmt: skip
+        assert rollout.attempts.get().outcome == "succeeded"
+
+    def test_a_repeated_hint_claims_nothing(self, domain: Domain):
+        rollout = domain.submit()[0]
+        domain.claim(rollout, Stage.INIT)
+        worker = domain.worker(Stage.INIT)
+        assert claim(stage=Stage.INIT, rollout_id=rollout.id, owner=worker.id, node="n") is None
+        assert refreshed(rollout).attempt == 1
+
+    def test_writes_of_an_old_attempt_change_nothing(self, domain: Domain):
+        rollout = domain.submit()[0]
+        old = domain.claim(rollout, Stage.INIT)
+        fail(claim=old, failure=LOST)
+        Rollout.objects.filter(id=rollout.id).update(not_before=None)
+        domain.claim(rollout, Stage.INIT)
+        assert not hand_over_ready(claim=old, sandbox_name="x")
+        fail(claim=old, failure=LOST)
+        hand_back(claim=old, reason="late")
+        assert not record_turn(claim=old, record=TurnRecord(turn=0))
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.attempt, rollout.infra_retries) == ("initializing", 2, 1)
+
+    def test_a_turn_stored_twice_is_there_once(self, domain: Domain):
+        rollout = domain.rollout_in(State.READY)
+        running = domain.claim(rollout, Stage.RUN)
+        record = TurnRecord(turn=0, messages=[MessageRecord(0, 0, "user", "nul \x00 and lone surrogate \ud800")])
+        assert record_turn(claim=running, record=record)
+        assert record_turn(claim=running, record=record)
+        assert Message.objects.get(rollout=rollout).content == "nul ␀ and lone surrogate ?"
+
+
+class TestRetries:
+    def test_infrastructure_failures_are_repeated_and_then_end_without_a_reward(self, domain: Domain):
+        run = domain.new_run(max_infra_retries=2)
+        rollout = domain.submit(run=run)[0]
+        for attempt in (1, 2, 3):
+            Rollout.objects.filter(id=rollout.id).update(not_before=None)
+            claimed = domain.claim(rollout, Stage.INIT)
+            assert claimed.attempt == attempt
+            fail(claim=claimed, failure=LOST)
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.termination_blame, rollout.reward) == ("failed", "infrastructure", None)
+        assert [a.outcome for a in Attempt.objects.filter(rollout=rollout)] == ["queued", "queued", "failed"]
+        assert "gone" in Attempt.objects.filter(rollout=rollout).first().traceback
+
+    def test_a_repeated_rollout_waits_for_its_backoff(self, domain: Domain):
+        domain.worker(Stage.INIT)
+        domain.worker(Stage.RUN)
+        rollout = domain.submit()[0]
+        fail(claim=domain.claim(rollout, Stage.INIT), failure=LOST)
+        assert due_hints() == []
+
+    def test_a_failed_evaluation_is_repeated_alone(self, domain: Domain):
+        rollout = domain.rollout_in(State.READY)
+        assert hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=DONE)
+        judge_down = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, "judge 503"), retryable=True, traceback="")
+        fail(claim=domain.claim(rollout, Stage.EVAL), failure=judge_down)
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.attempt, rollout.lease_owner_id) == ("evaluating", 1, None)
+        assert finish_scored(claim=domain.claim(rollout, Stage.EVAL), score=Score([RewardComponent("correct", 0.0)]))
+
+    def test_draining_burns_no_retry(self, domain: Domain):
+        rollout = domain.submit()[0]
+        hand_back(claim=domain.claim(rollout, Stage.INIT), reason="the worker is stopping")
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.infra_retries, rollout.not_before) == ("queued", 0, None)
+
+
+class TestReaper:
+    @pytest.mark.parametrize(
+        ("state", "expected"), [(State.INITIALIZING, "queued"), (State.RUNNING, "queued"), (State.EVALUATING, "evaluating")]
+    )
+    def test_takes_back_from_a_lost_worker(self, domain: Domain, state: State, expected: str):
+        rollout = domain.rollout_in(state)
+        assert rollout.lease_owner is not None
+        lose(rollout.lease_owner)
+        assert reap() == 1
+        assert reap() == 0
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.lease_owner_id, rollout.infra_retries) == (expected, None, 1)
+
+    def test_a_lost_worker_learns_it_and_holds_nothing(self, domain: Domain):
+        worker = domain.rollout_in(State.RUNNING).lease_owner
+        assert worker is not None
+        lose(worker)
+        reap()
+        assert renew(worker_id=worker.id) == (False, {})
+
+    def test_a_live_worker_keeps_what_it_holds(self, domain: Domain):
+        rollout = domain.rollout_in(State.RUNNING)
+        assert reap() == 0
+        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): False}
+
+    def test_ready_rollouts_of_a_lost_node_are_requeued_after_a_lease(self, domain: Domain):
+        rollout = domain.rollout_in(State.READY)
+        assert reap() == 0
+        Rollout.objects.filter(id=rollout.id).update(state_changed_at=timezone.now() - timedelta(minutes=5))
+        assert reap() == 1
+        assert refreshed(rollout).state == "queued"
+
+
+class TestCancel:
+    @pytest.mark.parametrize("state", [State.QUEUED, State.READY])
+    def test_ends_a_waiting_rollout_at_once(self, domain: Domain, state: State):
+        rollout = domain.rollout_in(state)
+        assert cancel_rollouts(project=domain.project, rollout_id=rollout.id) == 1
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.termination_cause, rollout.termination_blame) == ("cancelled", "cancelled", "caller")
+
+    def test_asks_the_worker_of_a_held_one(self, domain: Domain):
+        rollout = domain.rollout_in(State.RUNNING)
+        assert cancel_rollouts(project=domain.project, rollout_id=rollout.id) == 1
+        assert cancel_rollouts(project=domain.project, rollout_id=rollout.id) == 1
+        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): True}
+        assert RolloutEvent.objects.filter(rollout=rollout, kind="cancel_requested").count() == 1
+
+    def test_holds_when_the_worker_is_lost_or_hands_on_meanwhile(self, domain: Domain):
+        lost, handed_on = domain.rollout_in(State.RUNNING), domain.submit()[0]
+        initializing = domain.claim(handed_on, Stage.INIT)
+        cancel_rollouts(project=domain.project, run_id=domain.run.id)
+        assert hand_over_ready(claim=initializing, sandbox_name="")
+        assert lost.lease_owner is not None
+        lose(lost.lease_owner)
+        reap()
+        assert {refreshed(lost).state, refreshed(handed_on).state} == {"cancelled"}
+
+    def test_of_another_project_does_nothing(self, domain: Domain):
+        rollout = domain.submit()[0]
+        assert cancel_rollouts(project=Domain("beta").project, rollout_id=rollout.id) == 0
+        assert refreshed(rollout).state == "queued"
+
+
+class TestDispatch:
+    def test_hints_once_and_again_after_the_timeout(self, domain: Domain):
+        domain.worker(Stage.INIT)
+        domain.worker(Stage.RUN)
+        rollout = domain.submit()[0]
+        assert [h.rollout_id for h in due_hints()] == [rollout.id]
+        assert due_hints() == []
+        Rollout.objects.update(hinted_at=timezone.now() - timedelta(minutes=1))
+        assert len(due_hints()) == 1
+
+    def test_never_more_than_the_workers_have_room_for(self, domain: Domain):
+        domain.worker(Stage.INIT, concurrency=3)
+        domain.worker(Stage.RUN, concurrency=8)
+        domain.submit(20)
+        assert len(due_hints()) == 3
+
+    def test_init_stays_close_to_run(self, domain: Domain, settings):
+        settings.READY_BUFFER = 2
+        domain.worker(Stage.INIT, concurrency=100)
+        domain.worker(Stage.RUN, concurrency=1)
+        domain.submit(20)
+        assert len(due_hints()) == 3
+
+    def test_run_goes_to_the_node_that_holds_the_sandbox_within_the_servers_capacity(self, domain: Domain):
+        LLMServer.objects.update(capacity=2)
+        domain.worker(Stage.RUN, concurrency=10)
+        domain.worker(Stage.RUN, concurrency=10, node="other")
+        for _ in range(3):
+            domain.rollout_in(State.READY)
+        hints = due_hints()
+        assert [h.queue for h in hints] == ["rollouts.run.test-node"] * 2
+
+    def test_nothing_starts_without_a_live_server(self, domain: Domain):
+        domain.worker(Stage.INIT)
+        domain.worker(Stage.RUN)
+        LLMServer.objects.update(state="dead")
+        domain.submit()
+        assert due_hints() == []
+
+    def test_higher_priority_first_and_projects_share(self, domain: Domain):
+        domain.worker(Stage.INIT, concurrency=4)
+        domain.worker(Stage.RUN, concurrency=16)
+        beta = Domain("beta")
+        domain.submit(10)
+        urgent = domain.submit(1)[0]
+        Rollout.objects.filter(id=urgent.id).update(priority=90)
+        beta.submit(10)
+        chosen = Rollout.objects.filter(id__in=[h.rollout_id for h in due_hints()])
+        assert chosen.filter(project=domain.project).count() == chosen.filter(project=beta.project).count() == 2
+        assert urgent in chosen
+
+    def test_evaluation_goes_elsewhere_when_its_node_has_no_worker_any_more(self, domain: Domain):
+        rollout = domain.rollout_in(State.READY)
+        hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=DONE)
+        assert due_hints() == []
+        domain.worker(Stage.EVAL, node="other")
+        assert [h.queue for h in due_hints()] == ["rollouts.eval.other"]
