@@ -1,7 +1,7 @@
 """What a sandbox backend must do, and what the rest of the platform may ask of a running sandbox.
 
-Every backend passes the same conformance suite (`manage.py sandbox_selfcheck BACKEND`); that suite is the contract, this file is
-its table of contents. No Django here.
+Every backend passes the same conformance suite (`manage.py sandbox_selfcheck BACKEND`); that suite is the contract, this file
+is its table of contents. No Django here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what runs inside. What a backend could really enforce is in `Enforced`."""
+    """Bounds on what runs inside. What a backend could really enforce is in `SandboxInfo.enforced`."""
 
     memory_mb: int = 2048
     processes: int = 128
     file_size_mb: int = 256
+    disk_mb: int = 1024  # of each writable place: the home and /tmp
     open_files: int = 1024
     output_bytes: int = 64 * 1024  # per command; the middle is cut, and the result says how much
 
@@ -49,7 +50,8 @@ class CommandResult:
     cwd: str
     duration: float  # seconds, measured inside
     timed_out: bool = False
-    truncated_bytes: int = 0  # cut from the middle of `output`
+    truncated_bytes: int = 0  # cut from the middle of `output`, where a note says so
+    restarted: bool = False  # the shell ended with this command: the next one starts in `cwd`, without variables and functions
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class PythonResult:
     duration: float
     timed_out: bool = False
     truncated_bytes: int = 0
+    restarted: bool = False  # the interpreter ended with this cell, and all state is lost; `error` says so too
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,9 @@ class SandboxInfo:
 class Session(Protocol):
     """A connection of one host process to one sandbox's broker. Many requests may be in flight.
 
-    Raises `SandboxLost` when the sandbox is gone, `SandboxProtocolError` when its broker speaks nonsense.
-    Cancelling a pending `bash` or `python` call kills that command's process group inside.
+    Raises `SandboxLost` when the sandbox is gone, `SandboxProtocolError` when its broker speaks nonsense or refuses a request
+    as malformed (a command with a NUL character), and `SandboxFileError` from the file methods.
+    Cancelling a pending `bash` or `python` call kills what that command started inside.
     """
 
     async def ping(self) -> float: ...

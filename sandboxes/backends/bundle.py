@@ -1,0 +1,40 @@
+"""Packs the broker into one file that the interpreter of a sandbox can run. No Django."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+
+from sandboxes import broker
+from sandboxes.errors import BackendUnavailable
+
+_MAIN = "import sys\n\nfrom broker.main import main\n\nmain(sys.argv[1:])\n"
+_COMPILE = """
+import compileall, sys
+sys.exit(not compileall.compile_dir(sys.argv[1], quiet=1, legacy=True, stripdir=sys.argv[1]))
+"""
+
+
+def build_bundle(interpreter: str) -> bytes:
+    """A zip archive for `interpreter BUNDLE ...`: the broker's sources, and their byte code for that interpreter.
+
+    With the byte code the broker starts 10 ms earlier. Blocks for about 0.1 s; build once and keep. Raises BackendUnavailable
+    when the interpreter cannot compile the broker.
+    """
+    with tempfile.TemporaryDirectory(prefix="prorl-broker-") as directory:
+        root = Path(directory)
+        (root / "broker").mkdir()
+        (root / "__main__.py").write_text(_MAIN)
+        for source in Path(broker.__path__[0]).glob("*.py"):
+            (root / "broker" / source.name).write_bytes(source.read_bytes())
+        command = [interpreter, "-I", "-S", "-c", _COMPILE, directory]
+        compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+        if compiled.returncode != 0:
+            raise BackendUnavailable(f"{interpreter} cannot compile the broker: {compiled.stdout}{compiled.stderr}")
+        archive = root / "bundle"
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+            for path in sorted(root.rglob("*.py*")):
+                bundle.write(path, path.relative_to(root))
+        return archive.read_bytes()

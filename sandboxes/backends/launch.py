@@ -1,0 +1,87 @@
+"""Starting one bubblewrap sandbox, detached from the process that starts it. No Django."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sandboxes import channel
+from sandboxes.backends import bwrap_program, host_processes
+from sandboxes.errors import SandboxStartFailed
+from sandboxes.protocol import SandboxSpec
+
+INTERPRETER = "/usr/bin/python3"
+LOG = "log"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a sandbox is made of on this host; constant for the life of the process."""
+
+    bwrap: str
+    version: str
+    bundle: bytes
+    seccomp: bytes | None
+    user: int | None  # host user of the sandboxes, None for our own
+    enforced: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterator[Callable[[], int]]:
+    """Start the sandbox detached, and yield a function that tells the host pid of its process 1 once the broker serves.
+
+    bubblewrap's own process only waits for process 1. It is ended with the block, so that no worker has to reap it later; if
+    the block raises, the sandbox is ended too.
+    """
+    config = {
+        "limits": asdict(spec.limits),
+        "env": {**bwrap_program.BASE_ENV, **spec.env},
+        "dead_man_seconds": spec.dead_man_seconds,
+    }
+    with contextlib.ExitStack() as stack:
+        status = _memory_file(stack, b"")
+        configuration = _memory_file(stack, json.dumps(config).encode())
+        files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
+        files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
+        seccomp = None if host.seccomp is None else _memory_file(stack, host.seccomp)
+        options = bwrap_program.sandbox_arguments(spec, files, status, seccomp)
+        arguments = _memory_file(stack, "\0".join(options).encode() + b"\0")
+        broker = [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE, str(configuration), label]
+        log = stack.enter_context((directory / LOG).open("wb"))
+        listener = stack.enter_context(channel.listen(directory))
+        inherited = [status, configuration, arguments, *files.values(), *([] if seccomp is None else [seccomp])]
+        try:
+            launcher = subprocess.Popen(
+                [host.bwrap, "--args", str(arguments), "--", *broker],
+                stdin=listener,
+                stdout=log,
+                stderr=log,
+                pass_fds=inherited,
+                start_new_session=True,
+                **bwrap_program.process_options(host.user),
+            )
+        except OSError as error:
+            raise SandboxStartFailed(f"{directory.name}: {error}") from error
+        listener.close()  # so that a connection fails at once when the launcher ends early
+        try:
+            yield lambda: int(json.loads(os.pread(status, 4096, 0).splitlines()[0])["child-pid"])
+        except BaseException:
+            for process in host_processes.labelled(label):
+                process.kill()
+                process.close()
+            raise
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+
+def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
+    fd = os.memfd_create("sandbox")
+    stack.callback(os.close, fd)
+    os.pwrite(fd, data, 0)
+    return fd

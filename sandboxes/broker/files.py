@@ -1,0 +1,110 @@
+"""The file verbs. Paths are the sandbox's; relative ones start at its home."""
+
+from __future__ import annotations
+
+# No pathlib in the broker: it is slow to import.
+# ruff: noqa: PTH103, PTH120, PTH123
+import errno
+import os
+import stat
+
+_MAX_ENTRIES = 20_000
+
+_REASONS = {
+    errno.ENOENT: "not_found",
+    errno.EISDIR: "is_directory",
+    errno.ENOTDIR: "not_a_directory",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EROFS: "permission",
+    errno.EFBIG: "too_large",
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+}
+
+
+class FileFailure(Exception):
+    """A file request that cannot be carried out; `reason` as in `sandboxes.errors.SandboxFileError`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @classmethod
+    def of(cls, error: OSError) -> FileFailure:
+        return cls(_REASONS.get(error.errno or 0, "other"), f"{error.strerror}: {error.filename!r}")
+
+
+def read(path: str, max_bytes: int) -> bytes:
+    """The whole of a regular file of at most `max_bytes`. Raises FileFailure."""
+    try:
+        # Without waiting: opening a pipe would otherwise stop the broker until somebody writes to it.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FileFailure.of(error) from None
+    with open(fd, "rb", buffering=0) as file:
+        _require_regular(fd, path)
+        try:
+            data = bytearray()
+            while chunk := file.read(min(max_bytes + 1 - len(data), 1 << 20)):
+                data += chunk
+        except OSError as error:
+            raise FileFailure.of(error) from None
+    if len(data) > max_bytes:
+        raise FileFailure("too_large", f"more than {max_bytes} bytes: {path!r}")
+    return bytes(data)
+
+
+def write(path: str, data: bytes, max_bytes: int) -> None:
+    """Replace a file's contents; missing parent directories are created. Raises FileFailure."""
+    if len(data) > max_bytes:
+        raise FileFailure("too_large", f"{len(data)} bytes are more than the {max_bytes} a file may have: {path!r}")
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except FileExistsError as error:
+        raise FileFailure("not_a_directory", f"Not a directory: {error.filename!r}") from None
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise FileFailure("not_a_file", f"not a regular file: {path!r}") from None
+        raise FileFailure.of(error) from None
+    with open(fd, "wb", buffering=0) as file:
+        _require_regular(fd, path)
+        try:
+            file.truncate(0)
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        except OSError as error:
+            raise FileFailure.of(error) from None
+
+
+def list_directory(path: str) -> list[dict[str, object]]:
+    """The entries of a directory, sorted by name, links not followed. Raises FileFailure."""
+    entries: list[dict[str, object]] = []
+    try:
+        with os.scandir(path) as found:
+            for entry in found:
+                if len(entries) == _MAX_ENTRIES:
+                    raise FileFailure("too_large", f"more than {_MAX_ENTRIES} entries: {path!r}")
+                status = entry.stat(follow_symlinks=False)
+                entries.append({"path": entry.path, "kind": _kind(status.st_mode), "size": status.st_size})
+    except OSError as error:
+        raise FileFailure.of(error) from None
+    return sorted(entries, key=lambda entry: str(entry["path"]))
+
+
+def _require_regular(fd: int, path: str) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISDIR(mode):
+        raise FileFailure("is_directory", f"Is a directory: {path!r}")
+    if not stat.S_ISREG(mode):
+        raise FileFailure("not_a_file", f"not a regular file: {path!r}")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"

@@ -1,0 +1,182 @@
+"""Processes inside the sandbox: starting tools, finding and killing what a command left behind."""
+
+from __future__ import annotations
+
+# No pathlib in the broker: it is slow to import.
+# ruff: noqa: PTH115, PTH208
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_ABOVE_ALL_TARGETS = 300
+_FREEZE_ROUNDS = 200
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def protect_broker() -> None:
+    """Make the calling process untouchable for its own sandbox, and the parent of everything orphaned in it.
+
+    Not being dumpable closes ptrace, /proc/1/mem, /proc/1/fd and pidfd_getfd to processes of the same user. Signals that
+    Python handles by default would otherwise reach even process 1.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def rlimits(limits: Mapping[str, int]) -> list[tuple[int, int]]:
+    """(resource, value) pairs for the fields of `sandboxes.protocol.Limits`."""
+    mib = 1024 * 1024
+    return [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, limits["file_size_mb"] * mib),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_AS, limits["memory_mb"] * mib),
+    ]
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    descriptors: Mapping[int, int],
+    limits: Iterable[tuple[int, int]],
+    adopts_orphans: bool = False,
+    ignores_interrupt: bool = False,
+) -> int:
+    """Start a child in a session of its own and return its pid.
+
+    `descriptors` maps the numbers the child shall see to open ones of ours; all others are closed. With `adopts_orphans` the
+    child becomes the parent of whatever its descendants orphan (it must reap, as shells do). Limits bind the child and its
+    descendants, never the broker, which must be able to start a new child when they are exhausted.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_interrupt else signal.SIG_DFL)
+        if adopts_orphans:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # Out of the way first: a source may carry the number of another one's target.
+        moved = {target: fcntl.fcntl(source, fcntl.F_DUPFD, _ABOVE_ALL_TARGETS) for target, source in descriptors.items()}
+        for target, source in moved.items():
+            os.dup2(source, target)
+        os.closerange(_ABOVE_ALL_TARGETS, max(moved.values()) + 1)
+        try:
+            os.chdir(cwd)
+        except OSError:
+            os.chdir(env.get("HOME", "/"))
+        for which, value in limits:
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
+        os.execve(argv[0], list(argv), dict(env))  # noqa: S606
+    except BaseException as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+class Moment:
+    """A point in the sandbox's history: tells which processes were started later.
+
+    Start times have a resolution of 10 ms, so processes of the same tick are told apart by the kernel's last pid.
+    """
+
+    def __init__(self) -> None:
+        self._tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+        self._last_pid = int(_read_small("/proc/loadavg").split()[-1])
+
+    def is_before(self, pid: int, start_tick: int) -> bool:
+        return start_tick > self._tick or (start_tick == self._tick and pid > self._last_pid)
+
+
+def kill_descendants(root: int, since: Moment, ignore: Iterable[int] = ()) -> None:
+    """SIGKILL what descends from `root` and was started after `since`, however it detached itself.
+
+    Processes of `ignore` and their descendants are spared.
+    """
+    frozen: set[int] = set()
+    for _ in range(_FREEZE_ROUNDS):
+        # Frozen first and killed last: a frozen process cannot fork away from the hunt.
+        found = {pid for pid, tick in _descendants(root, set(ignore)) if since.is_before(pid, tick)} - frozen
+        if not found:
+            break
+        for pid in found:
+            send(pid, signal.SIGSTOP)
+        frozen |= found
+    else:
+        if os.getpid() == 1:
+            os.kill(-1, signal.SIGKILL)  # everything but us, atomically; the tools restart
+    for pid in frozen:
+        send(pid, signal.SIGKILL)
+
+
+def interrupt_descendants(root: int, since: Moment) -> None:
+    """SIGINT what descends from `root` and was started after `since`."""
+    for pid, tick in _descendants(root, set()):
+        if since.is_before(pid, tick):
+            send(pid, signal.SIGINT)
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def working_directory(pid: int) -> str:
+    """Where a process of ours is. Raises OSError when it is gone."""
+    return os.readlink(f"/proc/{pid}/cwd")
+
+
+def _descendants(root: int, ignore: set[int]) -> list[tuple[int, int]]:
+    """(pid, start tick) of all living descendants of `root`, without `ignore` and what is below it."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fields = _read_small(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != b"Z":
+            children.setdefault(int(fields[1]), []).append((int(name), int(fields[19])))
+    result: list[tuple[int, int]] = []
+    parents = [root]
+    while parents:
+        for pid, tick in children.get(parents.pop(), ()):
+            if pid not in ignore:
+                result.append((pid, tick))
+                parents.append(pid)
+    return result
+
+
+def _read_small(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)

@@ -1,0 +1,18 @@
+"""Sandbox backends by name. No Django."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.errors import BackendUnavailable
+from sandboxes.protocol import Backend
+
+_BACKENDS = {BubblewrapBackend.name: BubblewrapBackend}
+
+
+def get_backend(name: str, state_dir: Path) -> Backend:
+    """The backend called `name`, keeping its files below `state_dir`. Raises BackendUnavailable for an unknown name."""
+    if name not in _BACKENDS:
+        raise BackendUnavailable(f"unknown sandbox backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
+    return _BACKENDS[name](state_dir)
