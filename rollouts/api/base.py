@@ -1,0 +1,69 @@
+"""What all views share: one project, checked query strings and bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from rollouts.api.bodies import BodyT, read_body
+from rollouts.api.pagination import KeysetPagination
+from rollouts.api.parsing import StrictJSONParser
+from rollouts.api.queries import PageQuery, Query, read_query
+from rollouts.models import Project, Scope
+
+ModelT = TypeVar("ModelT", bound=Model)
+
+
+class ApiView(APIView):
+    """A view of one project's things. `query` is the checked query string of a GET; `project` is the key's."""
+
+    parser_classes = [StrictJSONParser]
+    metadata_class = None
+    writes_need: ClassVar[Scope] = Scope.SUBMIT
+    query_model: ClassVar[type[Query]] = Query
+    query: Any
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        model = self.query_model if request.method == "GET" else Query
+        self.query = read_query(model, request.query_params.dict())
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = super().finalize_response(request, response, *args, **kwargs)
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    @property
+    def project(self) -> Project:
+        return self.request.auth.project  # type: ignore[union-attr, no-any-return]
+
+    def body(self, model: type[BodyT]) -> BodyT:
+        return read_body(model, self.request.data)
+
+
+class ListView(ApiView):
+    """A list in pages, newest first unless `oldest_first`."""
+
+    query_model = PageQuery
+    oldest_first: ClassVar[bool] = False
+
+    def page(self, queryset: QuerySet[Any], represent: Callable[[list[Any]], Any]) -> Response:
+        """One page; `represent` turns its rows into JSON values."""
+        pages = KeysetPagination()
+        rows = pages.paginate_queryset(queryset, self.request, self)
+        return pages.get_paginated_response(represent(rows))
+
+
+def find(queryset: QuerySet[ModelT], id_: UUID) -> ModelT:
+    """The row, or a 404. The queryset is already limited to the project, so another project's row is not found."""
+    row = queryset.filter(pk=id_).first()
+    if row is None:
+        raise Http404
+    return row

@@ -1,0 +1,112 @@
+"""Bodies: the shape of what each POST and PATCH accepts. What the values mean is for the services to check."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rollouts.api.parsing import escape
+from rollouts.api.problems import Problem
+from rollouts.run_settings import RunSettings
+from rollouts.services.errors import FieldError
+
+BodyT = TypeVar("BodyT", bound="Body")
+
+Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+PolicyName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Id = Annotated[UUID, Field(strict=False)]  # JSON has no ids, only strings
+Object = dict[str, Any]
+
+MAX_GROUPS = 10_000
+MAX_TASKS = 10_000
+_MAX_INT = 2**31 - 1
+
+
+class Body(BaseModel):
+    """Types are taken literally ("5" is no number) and unknown members are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewEnvironment(Body):
+    name: Name
+    handler: str = Field(max_length=60, description="An installed environment handler.")
+    config: Object = Field(default_factory=dict, description="Must fit the handler's config schema.")
+    description: str = Field("", max_length=300)
+
+
+class NewDataset(Body):
+    name: Name
+    environment: Name = Field(description="Name of an environment; its newest version is used.")
+
+
+class NewTask(Body):
+    key: str = Field(min_length=1, max_length=200, description="Your own id for it, unique in the dataset.")
+    payload: Object = Field(description="Must fit the environment's task schema.")
+
+
+class NewTasks(Body):
+    tasks: list[NewTask] = Field(min_length=1, max_length=MAX_TASKS)
+
+
+class NewServer(Body):
+    url: str = Field(min_length=1, max_length=300, description="Root of the server, without /v1.")
+    policy: PolicyName
+    model: str = Field("", max_length=200, description="The name it answers to; may be left out when it serves just one.")
+    policy_version: int = Field(0, ge=0, le=_MAX_INT)
+    capacity: int = Field(64, ge=1, le=_MAX_INT, description="Rollouts it takes at once.")
+    api_key: str = Field("", max_length=200, description="Sent to it as a bearer token. Never shown again.")
+
+
+class ServerChange(Body):
+    state: Literal["live", "paused"]
+
+
+class NewRun(Body):
+    name: str = Field(min_length=1, max_length=120)
+    policy: PolicyName
+    priority: int = Field(50, ge=0, le=100, description="Higher goes first.")
+    settings: RunSettings = Field(default_factory=RunSettings)
+
+
+class NewGroup(Body):
+    """n rollouts of one task. Name the task by `task_id`, by `dataset` and `key`, or give `environment` and `payload`."""
+
+    n: int = Field(ge=1, le=1024)
+    task_id: Id | None = None
+    dataset: str = Field("", max_length=60)
+    key: str = Field("", max_length=200)
+    environment: str = Field("", max_length=60)
+    payload: Object | None = None
+
+
+class NewGroups(Body):
+    groups: list[NewGroup] = Field(min_length=1, max_length=MAX_GROUPS)
+
+
+def read_body(model: type[BodyT], data: Any) -> BodyT:
+    """The parsed JSON as `model`. Raises Problem `invalid`, pointing at everything that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        errors = [FieldError(_pointer(item["loc"]), _sentence(item["type"], item["msg"])) for item in error.errors()]
+        first = errors[0]
+        more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise Problem("invalid", f"{first.pointer or 'The body'}: {first.detail}{more}", errors[:_MOST_ERRORS]) from error
+
+
+_MOST_ERRORS = 100
+
+
+def _pointer(location: tuple[int | str, ...]) -> str:
+    return "".join(f"/{escape(step)}" for step in location)
+
+
+def _sentence(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "There is no such field."
+    if kind == "missing":
+        return "This field is required."
+    return f"{message}."

@@ -1,0 +1,156 @@
+"""Trajectories and results.
+
+Token arrays are large, so these are built as plain values; the serializer classes below only describe them in the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from rollouts.api.serializers.runs import RolloutSerializer
+from rollouts.models import ModelCall, ToolCall
+from rollouts.selectors.trajectory import Trajectory
+
+
+class MessageSerializer(serializers.Serializer[Any]):
+    index = serializers.IntegerField()
+    turn = serializers.IntegerField()
+    role = serializers.CharField()
+    name = serializers.CharField(help_text="The tool, for role `tool`.")
+    content = serializers.CharField()
+
+
+class ModelCallSerializer(serializers.Serializer[Any]):
+    turn = serializers.IntegerField()
+    segment = serializers.IntegerField()
+    prompt_ids = serializers.ListField(child=serializers.IntegerField(), required=False, help_text="Only with `tokens=full`.")
+    sampled_ids = serializers.ListField(child=serializers.IntegerField(), help_text="Empty when the server gave no ids.")
+    logprobs = serializers.ListField(
+        child=serializers.FloatField(), allow_null=True, help_text="One for each sampled id, or null."
+    )
+    text = serializers.CharField()
+    finish_reason = serializers.CharField()
+    prompt_tokens = serializers.IntegerField()
+    policy = serializers.CharField()
+    policy_version = serializers.IntegerField()
+    server = serializers.UUIDField(allow_null=True)
+    sampling = serializers.JSONField()
+    latency = serializers.FloatField(help_text="Seconds.")
+    at = serializers.DateTimeField()
+
+
+class ToolCallSerializer(serializers.Serializer[Any]):
+    turn = serializers.IntegerField()
+    index = serializers.IntegerField()
+    name = serializers.CharField()
+    arguments = serializers.JSONField()
+    raw = serializers.CharField(help_text="As sampled.")
+    output = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    timed_out = serializers.BooleanField()
+    truncated_bytes = serializers.IntegerField()
+    error = serializers.CharField()
+    started_at = serializers.DateTimeField()
+    duration = serializers.FloatField(help_text="Seconds.")
+
+
+class SegmentSerializer(serializers.Serializer[Any]):
+    """One append-only sequence, ready to train on. All lists are of the same length."""
+
+    token_ids = serializers.ListField(child=serializers.IntegerField())
+    loss_mask = serializers.ListField(child=serializers.IntegerField(), help_text="1 on sampled ids, 0 elsewhere.")
+    logprobs = serializers.ListField(
+        child=serializers.FloatField(), allow_null=True, help_text="0.0 where the mask is 0; null when any is unknown."
+    )
+
+
+class TrajectorySerializer(serializers.Serializer[Any]):
+    """The newest attempt. `segments` is empty for text-only trajectories."""
+
+    rollout = serializers.UUIDField()
+    attempt = serializers.IntegerField()
+    fidelity = serializers.CharField(help_text="token-exact, segmented or text-only; empty before it has run")
+    messages = MessageSerializer(many=True)
+    model_calls = ModelCallSerializer(many=True)
+    tool_calls = ToolCallSerializer(many=True)
+    segments = SegmentSerializer(many=True)
+
+
+class ResultSerializer(RolloutSerializer):
+    """Wants `rewards` (by rollout id) in its context."""
+
+    rewards = serializers.SerializerMethodField(help_text="The newest version's components.")
+    trajectory = TrajectorySerializer(read_only=True, required=False, help_text="Only with `include=trajectory`.")
+
+    class Meta(RolloutSerializer.Meta):
+        fields = [*RolloutSerializer.Meta.fields, "rewards", "trajectory"]
+        read_only_fields = fields
+
+    def get_rewards(self, rollout: Any) -> dict[str, float | None]:
+        return dict(self.context["rewards"][rollout.id])
+
+
+class ResultsSerializer(serializers.Serializer[Any]):
+    results = ResultSerializer(many=True)
+    next = serializers.CharField(help_text="Cursor for the next request's `after`.")
+    done = serializers.BooleanField(help_text="All rollouts of the run have ended and were delivered up to here.")
+
+
+def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> dict[str, Any]:
+    """As `TrajectorySerializer` describes it."""
+    calls = [_model_call(call) for call in trajectory.model_calls]
+    if full_prompts:
+        for call, exchange in zip(calls, trajectory.exchanges(), strict=True):
+            call["prompt_ids"] = exchange.prompt_ids
+    return {
+        "rollout": str(trajectory.rollout.id),
+        "attempt": trajectory.rollout.attempt,
+        "fidelity": trajectory.rollout.fidelity,
+        "messages": [
+            {"index": m.index, "turn": m.turn, "role": m.role, "name": m.name, "content": m.content}
+            for m in trajectory.messages
+        ],
+        "model_calls": calls,
+        "tool_calls": [_tool_call(call) for call in trajectory.tool_calls],
+        "segments": [
+            {"token_ids": segment.ids, "loss_mask": segment.mask, "logprobs": segment.logprobs}
+            for segment in trajectory.segments()
+        ],
+    }
+
+
+def _model_call(call: ModelCall) -> dict[str, Any]:
+    return {
+        "turn": call.turn,
+        "segment": call.segment,
+        "sampled_ids": call.sampled_ids,
+        "logprobs": call.logprobs,
+        "text": call.text,
+        "finish_reason": call.finish_reason,
+        "prompt_tokens": call.prompt_tokens,
+        "policy": call.policy,
+        "policy_version": call.policy_version,
+        "server": call.server_id,
+        "sampling": call.sampling,
+        "latency": call.latency,
+        "at": call.at,
+    }
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "turn": call.turn,
+        "index": call.index,
+        "name": call.name,
+        "arguments": call.arguments,
+        "raw": call.raw,
+        "output": call.output,
+        "exit_code": call.exit_code,
+        "timed_out": call.timed_out,
+        "truncated_bytes": call.truncated_bytes,
+        "error": call.error,
+        "started_at": call.started_at,
+        "duration": call.duration,
+    }

@@ -1,0 +1,77 @@
+"""Delivery: a trainer pulls finished rollouts by long poll."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+from django.db import connection
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from rollouts.api import cursors
+from rollouts.api.base import ApiView, find
+from rollouts.api.queries import ResultsQuery
+from rollouts.api.schema import documented
+from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, trajectory_json
+from rollouts.models import Rollout, Run
+from rollouts.selectors.results import START, Position, Results, newest_rewards, results_after
+from rollouts.selectors.rollouts import runs_of
+from rollouts.selectors.trajectory import trajectories
+
+POLL_SECONDS = 0.25
+
+
+class RunResults(ApiView):
+    query_model = ResultsQuery
+
+    @documented(
+        "get_results", "Rollouts that have ended, each exactly once along the cursors", ResultsSerializer, query=ResultsQuery
+    )
+    def get(self, request: Request, id: UUID) -> Response:
+        run = find(runs_of(self.project), id)
+        after = _read_position(self.query.after)
+        found = _wait_for_results(run, after, limit=self.query.limit, wait=self.query.wait)
+        return Response(
+            {
+                "results": _represent(found.rollouts, with_trajectory=self.query.include == "trajectory"),
+                "next": cursors.encode(found.last.xid, found.last.id),
+                "done": not found.outstanding,
+            }
+        )
+
+
+def _wait_for_results(run: Run, after: Position, *, limit: int, wait: float) -> Results:
+    """Look every quarter of a second until there is something to say. No database connection is held in between."""
+    deadline = time.monotonic() + wait
+    while True:
+        found = results_after(run, after, limit)
+        left = deadline - time.monotonic()
+        if found.rollouts or not found.outstanding or left <= 0:
+            return found
+        connection.close()  # a hundred waiting trainers must not hold a hundred connections
+        time.sleep(min(POLL_SECONDS, left))
+
+
+def _read_position(cursor: str) -> Position:
+    if not cursor:
+        return START
+    xid, rollout_id = cursors.decode(cursor, parts=2)
+    try:
+        position = Position(int(xid), UUID(rollout_id))
+    except ValueError as error:
+        raise cursors.invalid_cursor() from error
+    if not 0 <= position.xid < 2**63:
+        raise cursors.invalid_cursor()
+    return position
+
+
+def _represent(rollouts: list[Rollout], *, with_trajectory: bool) -> list[dict[str, Any]]:
+    context = {"rewards": newest_rewards(rollouts)}
+    rows = [dict(row) for row in ResultSerializer(rollouts, many=True, context=context).data]
+    if with_trajectory:
+        found = trajectories(rollouts)
+        for row, rollout in zip(rows, rollouts, strict=True):
+            row["trajectory"] = trajectory_json(found[rollout.id])
+    return rows

@@ -1,0 +1,74 @@
+"""Rollouts and what happened inside them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from rollouts.api.base import ApiView, ListView, find
+from rollouts.api.queries import PageQuery, RolloutQuery, TrajectoryQuery
+from rollouts.api.schema import documented, page_of
+from rollouts.api.serializers.runs import (
+    CancelledSerializer,
+    RewardSerializer,
+    RewardsSerializer,
+    RolloutDetailSerializer,
+    RolloutEventSerializer,
+    RolloutSerializer,
+)
+from rollouts.api.serializers.trajectory import TrajectorySerializer, trajectory_json
+from rollouts.selectors.rollouts import events_of, rewards_of, rollouts_of
+from rollouts.selectors.trajectory import trajectories
+from rollouts.services.cancel import cancel_rollouts
+
+
+class RolloutList(ListView):
+    query_model = RolloutQuery
+
+    @documented("list_rollouts", "Rollouts, newest first", page_of(RolloutSerializer), query=RolloutQuery)
+    def get(self, request: Request) -> Response:
+        rollouts = rollouts_of(self.project, self.query.wanted())
+        return self.page(rollouts, lambda rows: RolloutSerializer(rows, many=True).data)
+
+
+class RolloutDetail(ApiView):
+    @documented("get_rollout", "A rollout with its attempts and artefacts", RolloutDetailSerializer)
+    def get(self, request: Request, id: UUID) -> Response:
+        rollout = find(rollouts_of(self.project).defer(None).prefetch_related("attempts"), id)
+        return Response(RolloutDetailSerializer(rollout).data)
+
+
+class RolloutCancel(ApiView):
+    @documented("cancel_rollout", "Cancel a rollout", CancelledSerializer)
+    def post(self, request: Request, id: UUID) -> Response:
+        rollout = find(rollouts_of(self.project), id)
+        return Response({"cancelled": cancel_rollouts(project=self.project, rollout_id=rollout.id)})
+
+
+class RolloutTrajectory(ApiView):
+    query_model = TrajectoryQuery
+
+    @documented("get_trajectory", "What a rollout's newest attempt saw and did", TrajectorySerializer, query=TrajectoryQuery)
+    def get(self, request: Request, id: UUID) -> Response:
+        rollout = find(rollouts_of(self.project), id)
+        trajectory = trajectories([rollout])[rollout.id]
+        return Response(trajectory_json(trajectory, full_prompts=self.query.tokens == "full"))
+
+
+class RolloutEvents(ListView):
+    oldest_first = True
+
+    @documented("list_events", "A rollout's history, oldest first", page_of(RolloutEventSerializer), query=PageQuery)
+    def get(self, request: Request, id: UUID) -> Response:
+        rollout = find(rollouts_of(self.project), id)
+        return self.page(events_of(rollout), lambda rows: RolloutEventSerializer(rows, many=True).data)
+
+
+class RolloutRewards(ApiView):
+    @documented("get_rewards", "A rollout's reward and all versions of its components", RewardsSerializer)
+    def get(self, request: Request, id: UUID) -> Response:
+        rollout = find(rollouts_of(self.project), id)
+        components = RewardSerializer(rewards_of(rollout), many=True).data
+        return Response({"reward": rollout.reward, "components": components})

@@ -1,0 +1,71 @@
+"""A rollout's newest attempt as a trainer and a reader see it: messages, calls with their tokens, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from django.db.models import F, QuerySet
+
+from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct
+from rollouts.llm.types import ModelCallRecord
+from rollouts.models import Message, ModelCall, Rollout, ToolCall
+
+_Row = TypeVar("_Row", Message, ModelCall, ToolCall)
+
+
+@dataclass
+class Trajectory:
+    """Rows of one attempt, in order."""
+
+    rollout: Rollout
+    messages: list[Message] = field(default_factory=list)
+    model_calls: list[ModelCall] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def segments(self) -> list[Segment]:
+        """The trainer's view: append-only sequences with a mask of what was sampled. Empty when the server gave no ids."""
+        if not any(call.sampled_ids for call in self.model_calls):
+            return []
+        return TokenBuffer.from_calls(map(_record, self.model_calls)).segments
+
+    def exchanges(self) -> list[Exchange]:
+        """The full prompt of every model call, beside what was sampled."""
+        return reconstruct(map(_record, self.model_calls))
+
+
+def trajectories(rollouts: Sequence[Rollout]) -> dict[UUID, Trajectory]:
+    """The trajectories of several rollouts in three queries. A rollout that has not run yet has an empty one."""
+    found = {rollout.id: Trajectory(rollout) for rollout in rollouts}
+    for message in _newest(Message, found).order_by("rollout_id", "index"):
+        found[message.rollout_id].messages.append(message)
+    for call in _newest(ModelCall, found).order_by("rollout_id", "turn"):
+        found[call.rollout_id].model_calls.append(call)
+    for tool_call in _newest(ToolCall, found).order_by("rollout_id", "turn", "index"):
+        found[tool_call.rollout_id].tool_calls.append(tool_call)
+    return found
+
+
+def _newest(model: type[_Row], ids: Iterable[UUID]) -> QuerySet[_Row]:
+    """Older attempts stay for the history; they are not the trajectory."""
+    return model._default_manager.filter(rollout_id__in=list(ids), attempt=F("rollout__attempt"))
+
+
+def _record(call: ModelCall) -> ModelCallRecord:
+    return ModelCallRecord(
+        turn=call.turn,
+        segment=call.segment,
+        context_ids=call.context_ids,
+        sampled_ids=call.sampled_ids,
+        logprobs=call.logprobs,
+        text=call.text,
+        finish_reason=call.finish_reason,
+        prompt_tokens=call.prompt_tokens,
+        policy=call.policy,
+        policy_version=call.policy_version,
+        server_id=str(call.server_id or ""),
+        latency=call.latency,
+        sampling=call.sampling,
+    )
