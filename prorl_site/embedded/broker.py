@@ -32,6 +32,8 @@ class Channel(virtual.Channel):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        client: Any = self.connection.client
+        self._root = Path("/", client.virtual_host)
         self._seen: defaultdict[str, deque[Path]] = defaultdict(deque)  # by queue: listed, not yet tried, oldest first
 
     def _new_queue(self, queue: str, **_: Any) -> None:
@@ -80,8 +82,7 @@ class Channel(virtual.Channel):
         return self._queue_folder(queue).glob(f"*{MESSAGE}")
 
     def _queue_folder(self, queue: str) -> Path:
-        root = Path("/", self.connection.client.virtual_host)
-        return root / f"{quote(queue, safe='')}.queue"  # no queue name can lead out of the folder
+        return self._root / f"{quote(queue, safe='')}.queue"  # no queue name can lead out of the folder
 
 
 class Transport(virtual.Transport):
@@ -105,4 +106,5 @@ def filesystem_broker_settings(folder: Path) -> dict[str, Any]:
     """Celery settings for a broker in `folder`, which is created, closed to other users."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
-    return {"broker_url": f"{SCHEME}://{quote(str(folder.absolute()))}"}
+    # A host, though there is none: kombu warns of a URL without one.
+    return {"broker_url": f"{SCHEME}://localhost{quote(str(folder.absolute()))}"}

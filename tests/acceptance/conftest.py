@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def slow_model() -> Iterator[str]:
+    """A scripted model that takes half a second for each reply."""
+    yield from _scripted("--delay", "0.5")
+
+
+@pytest.fixture
+def quick_model() -> Iterator[str]:
+    yield from _scripted()
+
+
+def _scripted(*arguments: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "rollouts.llm.scripted", "--die-with-parent", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        process.terminate()
+
+
+@pytest.fixture
+def rabbitmq_url() -> str:
+    return ""
