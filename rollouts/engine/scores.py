@@ -12,7 +12,7 @@ from rollouts.environments.base import RewardComponent, Score
 def check_score(score: Any) -> Score:
     """Return the score if it can be stored and trained on.
 
-    Each component has its own name and a finite number or None as its value; a bool is a mistake, and a NaN would spread through
+    Each component has its own name and a finite number or None as its value; a bool is a mistake, and one NaN would spread to
     a whole batch. Raises `EvaluationFailed` otherwise.
     """
     if not isinstance(score, Score):
@@ -28,7 +28,9 @@ def check_score(score: Any) -> Score:
     return score
 
 
-def _check_component(component: RewardComponent) -> None:
+def _check_component(component: object) -> None:
+    if not isinstance(component, RewardComponent):
+        raise EvaluationFailed(f"the score holds a {type(component).__name__}, not a RewardComponent")
     if not isinstance(component.name, str) or not component.name:
         raise EvaluationFailed(f"a reward component is named {component.name!r}")
     if component.value is not None and not _is_finite_number(component.value):
