@@ -49,7 +49,7 @@ def words(name: str, default: str) -> list[str]:
 
 
 def var_dir() -> Path:
-    """Where a machine's files live: `PRORL_VAR_DIR`, else `var/` in the clone or, for an installed package, the current folder."""
+    """Where a machine's files live: `PRORL_VAR_DIR`, else `var/` in the clone or (an installed package) the current folder."""
     if chosen := os.environ.get("PRORL_VAR_DIR"):
         return Path(chosen).absolute()
     clone = Path(__file__).resolve().parent.parent

@@ -39,7 +39,9 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sampling: SamplingSettings = Field(default_factory=SamplingSettings)
-    timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
+    sampling: SamplingSettings = SamplingSettings.model_validate({})
+    timeouts: TimeoutSettings = TimeoutSettings.model_validate({})
     on_agent_timeout: OnAgentTimeout = OnAgentTimeout.SCORE
-    max_infra_retries: int = Field(5, ge=0, le=100, description="Attempts repeated for the infrastructure's fault before giving up.")
+    max_infra_retries: int = Field(
+        5, ge=0, le=100, description="Attempts repeated for the infrastructure's fault before giving up."
+    )

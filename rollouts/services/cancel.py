@@ -30,8 +30,8 @@ def cancel_rollouts(
 ) -> int:
     """Cancel one rollout, a group's or a run's. How many were still going; asking again is harmless.
 
-    Works on the rows as they are in one transaction: a rollout is either ended here, or its worker is asked; a worker that hands on
-    or gives back a rollout at the same moment is caught because the asking waits for its row lock.
+    In one transaction with the rows locked: a rollout is either ended here, or its worker is asked. One that its worker hands on
+    after that is ended by the rescuer.
     """
     rollouts = Rollout.objects.filter(project=project).exclude(state__in=[s.value for s in TERMINAL])
     if rollout_id is not None:

@@ -95,7 +95,7 @@ def _load(rollout_id: UUID, attempt: int, owner: UUID, stage: Stage, node: str) 
         sandbox_name=rollout.sandbox_name,
         artefacts=rollout.artefacts,
         termination_cause=rollout.termination_cause,
-        server=server and _address(server),
+        server=_address(server) if server else None,
     )
 
 

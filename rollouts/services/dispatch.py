@@ -116,12 +116,12 @@ def _server_room() -> Counter[UUID]:
 def _for_initializing(capacity: Counter[tuple[str, str]], now: datetime, stale: datetime) -> list[Hint]:
     """Up to the INIT workers' room, and never so many that more than `READY_BUFFER` sandboxes would wait for RUN."""
     slots = Counter[str]()
-    for (stage, _), count in capacity.items():
-        slots[stage] += count
-    count = Counter(Rollout.objects.filter(state__in=[s.value for s in ACTIVE]).values_list("state", flat=True))
-    on_its_way = _hinted(State.QUEUED, stale).count()
-    started = count[State.INITIALIZING.value] + on_its_way
-    ahead_of_run = started + count[State.READY.value] + count[State.RUNNING.value]
+    for (stage, _), concurrency in capacity.items():
+        slots[stage] += concurrency
+    active = Rollout.objects.filter(state__in=[state.value for state in ACTIVE])
+    states = Counter({row["state"]: row["count"] for row in active.values("state").annotate(count=Count("id"))})
+    started = states[State.INITIALIZING.value] + _hinted(State.QUEUED, stale).count()
+    ahead_of_run = started + states[State.READY.value] + states[State.RUNNING.value]
     room = min(slots[Stage.INIT.value] - started, slots[Stage.RUN.value] + settings.READY_BUFFER - ahead_of_run)
     return [Hint(Stage.INIT, "", rollout_id) for rollout_id in _fair_order(stale)[: max(room, 0)]]
 

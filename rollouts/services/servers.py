@@ -10,8 +10,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from rollouts.llm.client import Capabilities, ModelClient
+from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
+from rollouts.llm.types import Capabilities
 from rollouts.models import LLMServer, Project
 
 from .errors import Conflict, FieldError, Refused, Unavailable
@@ -47,6 +48,8 @@ def register_server(
     ]
     if missing:
         raise Refused.field("/url", f"The server does not offer {', '.join(missing)}, which token-exact rollouts need.")
+    if found.max_model_len is None:
+        raise Refused.field("/url", "The server's /v1/models does not tell its max_model_len.")
     try:
         with transaction.atomic():
             return LLMServer.objects.create(

@@ -1,4 +1,4 @@
-"""The one statement that moves rollouts: a guarded UPDATE whose row count decides, with its history row in the same statement."""
+"""The one statement that moves rollouts: a guarded UPDATE whose row count decides, and its history row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _ACCOUNTING = """
     queue_seconds = r.queue_seconds + CASE WHEN r.lease_owner_id IS NULL THEN old.elapsed ELSE 0 END,
     init_seconds = r.init_seconds + CASE WHEN r.state = 'initializing' THEN old.elapsed ELSE 0 END,
     run_seconds = r.run_seconds + CASE WHEN r.state = 'running' THEN old.elapsed ELSE 0 END,
-    eval_seconds = r.eval_seconds + CASE WHEN r.state = 'evaluating' AND r.lease_owner_id IS NOT NULL THEN old.elapsed ELSE 0 END
+    eval_seconds = r.eval_seconds
+        + CASE WHEN r.state = 'evaluating' AND r.lease_owner_id IS NOT NULL THEN old.elapsed ELSE 0 END
 """
 # A new attempt starts its accounts anew.
 _FRESH_ACCOUNTS = "queue_seconds = old.elapsed, init_seconds = 0, run_seconds = 0, eval_seconds = 0"

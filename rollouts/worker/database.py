@@ -42,8 +42,8 @@ class Database:
     async def insist(self, service: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same for what must not get lost: outlasts a restart of the database.
 
-        Only for guarded writes: the first try may have been committed though its answer never came, and then the second one finds
-        its guard false and changes nothing.
+        Only for guarded writes: the first try may have been committed though its answer never came, and then the second one
+        finds its guard false and changes nothing.
         """
         deadline = time.monotonic() + self._patience
         while True:

@@ -1,4 +1,4 @@
-"""Stops the sandboxes of this node that no rollout needs any more: those of lost workers, old attempts and cancelled rollouts."""
+"""Stops the sandboxes of this node that no rollout needs: those of lost workers, old attempts and cancelled rollouts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,44 @@
+"""The `prorl` command. `prorl --help` lists what there is."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import typer
+
+from prorl_site.embedded.supervisor import SupervisorError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="ProRL Site: rollout-as-a-service.")
+
+
+@app.command()
+def up() -> None:
+    """Run the whole platform on this machine until Ctrl-C."""
+    from prorl_site.local import platform
+
+    begun = time.monotonic()
+
+    def say(line: str) -> None:
+        typer.echo(f"{time.monotonic() - begun:6.1f} s  {line}")
+
+    with platform(say) as running:
+        say(f"dashboard {running.url}/  admin {running.url}/admin/  log in as {running.login} with password {running.password}")
+        running.supervisor.wait()
+
+
+@app.command()
+def demo(leave: bool = typer.Option(False, "--exit", help="Stop when the job is done instead of staying up.")) -> None:
+    """Run the main job on this machine: real model, real sandboxes, a run of groups, results."""
+    from prorl_site.demo.main import demo as run_demo
+
+    raise typer.Exit(run_demo(stay=not leave))
+
+
+def main() -> None:
+    """Entry point; what a person can do something about is said without a traceback."""
+    try:
+        app()
+    except SupervisorError as error:
+        typer.echo(f"prorl: {error}", err=True)
+        sys.exit(1)
