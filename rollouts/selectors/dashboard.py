@@ -1,0 +1,122 @@
+"""What the dashboard's tables show: who may see what, runs with their progress, and rollouts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from django.db.models import Avg, Count, QuerySet
+
+from rollouts.lifecycle import ACTIVE, TERMINAL, State
+from rollouts.models import Project, Rollout, Run
+
+if TYPE_CHECKING:
+    from django.contrib.auth.base_user import AbstractBaseUser
+    from django.contrib.auth.models import AnonymousUser
+
+_OTHER_ENDS = (State.CANCELLED, State.DISCARDED)
+
+
+def projects_of(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Project]:
+    """The projects whose pages a user may open: their own, and every one for a superuser."""
+    if getattr(user, "is_superuser", False):
+        return Project.objects.all()
+    return Project.objects.filter(members=user.pk)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many rollouts are in each state."""
+
+    counts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def queued(self) -> int:
+        return self.counts.get(State.QUEUED, 0)
+
+    @property
+    def active(self) -> int:
+        return sum(self.counts.get(state, 0) for state in ACTIVE)
+
+    @property
+    def succeeded(self) -> int:
+        return self.counts.get(State.SUCCEEDED, 0)
+
+    @property
+    def failed(self) -> int:
+        """Failed or timed out."""
+        return self.counts.get(State.FAILED, 0) + self.counts.get(State.TIMED_OUT, 0)
+
+    @property
+    def stopped(self) -> int:
+        """Ended on purpose: cancelled or discarded."""
+        return sum(self.counts.get(state, 0) for state in _OTHER_ENDS)
+
+    @property
+    def finished(self) -> int:
+        return sum(self.counts.get(state, 0) for state in TERMINAL)
+
+    @property
+    def unfinished(self) -> int:
+        return self.total - self.finished
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.finished / self.total if self.total else 0.0
+
+    def in_order(self) -> list[tuple[State, int]]:
+        """Every state that has rollouts, in the order of a rollout's life."""
+        return [(state, self.counts[state]) for state in State if self.counts.get(state)]
+
+
+class RunRow(NamedTuple):
+    """A run as the overview lists it. `reward_mean` is over the rollouts that have a reward."""
+
+    run: Run
+    tally: Tally
+    reward_mean: float | None
+
+
+def run_rows(runs: Iterable[Run]) -> list[RunRow]:
+    """Progress and mean reward of runs, in one query."""
+    runs = list(runs)
+    counts: dict[UUID, dict[str, int]] = defaultdict(dict)
+    weighted: dict[UUID, list[tuple[float, int]]] = defaultdict(list)
+    statistics = (
+        Rollout.objects.filter(run__in=[run.pk for run in runs])
+        .order_by()
+        .values("run_id", "state")
+        .annotate(n=Count("id"), scored=Count("reward"), mean=Avg("reward"))
+    )
+    for row in statistics:
+        counts[row["run_id"]][row["state"]] = row["n"]
+        if row["scored"]:
+            weighted[row["run_id"]].append((row["mean"], row["scored"]))
+    return [RunRow(run, Tally(counts[run.pk]), _weighted_mean(weighted[run.pk])) for run in runs]
+
+
+def _weighted_mean(parts: Sequence[tuple[float, int]]) -> float | None:
+    total = sum(n for _, n in parts)
+    return sum(mean * n for mean, n in parts) / total if total else None
+
+
+def runs_of(projects: Iterable[Project]) -> QuerySet[Run]:
+    """Runs of some projects, newest first."""
+    return Run.objects.filter(project__in=list(projects)).select_related("project", "policy").order_by("-id")
+
+
+def rollouts_of(projects: Iterable[Project]) -> QuerySet[Rollout]:
+    """Rollouts of some projects, newest first, with everything a table row or header names."""
+    return (
+        Rollout.objects.filter(project__in=list(projects))
+        .select_related("project", "run", "run__policy", "task", "environment", "llm_server")
+        .defer("artefacts", "run__settings", "environment__config", "task__payload")
+        .order_by("-id")
+    )

@@ -1,0 +1,141 @@
+"""One rollout's trajectory, turn by turn, without its token arrays; and the tokens of a single turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django.db.models import F, Func, IntegerField, QuerySet
+from django.db.models.functions import Coalesce
+
+from rollouts.models import Message, ModelCall, Reward, Rollout, ToolCall
+
+_TOKEN_BYTES = 4
+
+
+class _TokenCount(Func):
+    """Number of items of a packed array column, without reading it."""
+
+    function = "OCTET_LENGTH"
+    template = f"(%(function)s(%(expressions)s) / {_TOKEN_BYTES})"
+    output_field = IntegerField()
+
+
+@dataclass
+class ToolStep:
+    """A tool call with its output. `seen` is the message the model got, when that is not simply the output."""
+
+    call: ToolCall
+    seen: str = ""
+
+
+@dataclass
+class Turn:
+    """One model call with what led to it (`messages`: system and user) and what it asked for (`tools`)."""
+
+    number: int
+    messages: list[Message] = field(default_factory=list)
+    reply: str = ""
+    call: ModelCall | None = None
+    tools: list[ToolStep] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Some tool call went wrong: an error, a timeout, or an exit code other than 0."""
+        return any(step.call.error or step.call.timed_out or step.call.exit_code for step in self.tools)
+
+
+def calls_of(rollout: Rollout, attempt: int) -> QuerySet[ModelCall]:
+    """Model calls of one attempt with `sampled_tokens` and `context_tokens` counted in the database."""
+    return (
+        ModelCall.objects.filter(rollout=rollout, attempt=attempt)
+        .annotate(
+            sampled_tokens=_TokenCount(F("sampled_ids")),
+            context_tokens=_TokenCount(F("context_ids")),
+            logprob_count=Coalesce(_TokenCount(F("logprobs")), 0),
+        )
+        .defer("context_ids", "sampled_ids", "logprobs")
+        .order_by("turn")
+    )
+
+
+def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
+    """The turns of the newest attempt that come after turn `after`, in three queries."""
+    found: dict[int, Turn] = {}
+    replied: set[int] = set()
+    answers: dict[int, list[str]] = defaultdict(list)  # what the model was told of its tool calls, in their order
+
+    def at(number: int) -> Turn:
+        return found.setdefault(number, Turn(number))
+
+    scope = {"rollout": rollout, "attempt": rollout.attempt, "turn__gt": after}
+    for message in Message.objects.filter(**scope).order_by("index"):
+        turn = at(message.turn)
+        if message.role == "assistant":
+            turn.reply = message.content
+            replied.add(turn.number)
+        elif turn.number in replied:
+            answers[turn.number].append(message.content)
+        else:
+            turn.messages.append(message)
+    for call in calls_of(rollout, rollout.attempt).filter(turn__gt=after):
+        turn = at(call.turn)
+        turn.call = call
+        turn.reply = call.text or turn.reply
+    for tool_call in ToolCall.objects.filter(**scope).order_by("turn", "index"):
+        at(tool_call.turn).tools.append(ToolStep(tool_call))
+    for turn in found.values():
+        for step, answer in zip(turn.tools, answers[turn.number], strict=False):
+            step.seen = "" if answer.strip() == step.call.output.strip() else answer
+    return [found[number] for number in sorted(found)]
+
+
+class RewardVersion(NamedTuple):
+    """The components of one scoring and their weighted sum; the sum is None when a component is."""
+
+    version: int
+    components: list[Reward]
+    total: float | None
+
+
+def reward_versions(rollout: Rollout) -> list[RewardVersion]:
+    """All scorings, newest first."""
+    versions: dict[int, list[Reward]] = defaultdict(list)
+    for reward in Reward.objects.filter(rollout=rollout).order_by("-version", "id"):
+        versions[reward.version].append(reward)
+    return [RewardVersion(version, components, _total(components)) for version, components in versions.items()]
+
+
+def _total(components: list[Reward]) -> float | None:
+    values = [(component.value, component.weight) for component in components]
+    if any(value is None for value, _ in values):
+        return None
+    return sum(value * weight for value, weight in values if value is not None)
+
+
+class Seconds(NamedTuple):
+    """Where the wall time of the newest attempt went. `model` and `tools` are parts of `run`."""
+
+    queue: float
+    init: float
+    run: float
+    eval: float
+    model: float
+    tools: float
+
+    @property
+    def total(self) -> float:
+        return self.queue + self.init + self.run + self.eval
+
+
+def seconds(rollout: Rollout, timeline: list[Turn]) -> Seconds:
+    """Time by stage, and what RUN spent it on."""
+    return Seconds(
+        rollout.queue_seconds,
+        rollout.init_seconds,
+        rollout.run_seconds,
+        rollout.eval_seconds,
+        sum(turn.call.latency for turn in timeline if turn.call),
+        sum(step.call.duration for turn in timeline for step in turn.tools),
+    )

@@ -1,0 +1,60 @@
+"""The token view of one turn."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rollouts.models import ModelCall, Rollout
+
+# Upper bounds of the probability of the buckets that colour a token; the last bucket is everything above.
+BUCKETS = (0.01, 0.1, 0.5, 0.9)
+LOWEST_SHOWN = 5
+
+
+class Token(NamedTuple):
+    """A sampled token. Without logprobs, `logprob` is None and the bucket empty."""
+
+    position: int
+    id: int
+    logprob: float | None
+    bucket: str
+
+    @property
+    def percent(self) -> float | None:
+        return None if self.logprob is None else 100 * math.exp(self.logprob)
+
+
+class TurnTokens(NamedTuple):
+    """One turn's tokens: the ids its prompt added (mask 0), and what was sampled (mask 1)."""
+
+    call: ModelCall
+    context: list[int]
+    sampled: list[Token]
+
+    @property
+    def lowest(self) -> list[Token]:
+        """The least likely sampled tokens."""
+        known = [token for token in self.sampled if token.logprob is not None]
+        return sorted(known, key=lambda token: token.logprob or 0.0)[:LOWEST_SHOWN]
+
+    @property
+    def mean_logprob(self) -> float | None:
+        known = [token.logprob for token in self.sampled if token.logprob is not None]
+        return sum(known) / len(known) if known else None
+
+
+def turn_tokens(rollout: Rollout, turn: int) -> TurnTokens:
+    """Read one model call of the newest attempt with its arrays."""
+    call = ModelCall.objects.get(rollout=rollout, attempt=rollout.attempt, turn=turn)
+    logprobs = call.logprobs if call.logprobs is not None else [None] * len(call.sampled_ids)
+    pairs = enumerate(zip(call.sampled_ids, logprobs, strict=True))
+    sampled = [Token(i, token_id, logprob, _bucket(logprob)) for i, (token_id, logprob) in pairs]
+    return TurnTokens(call, call.context_ids, sampled)
+
+
+def _bucket(logprob: float | None) -> str:
+    if logprob is None:
+        return ""
+    probability = math.exp(logprob)
+    return f"p{next((i for i, bound in enumerate(BUCKETS) if probability < bound), len(BUCKETS))}"

@@ -1,0 +1,28 @@
+"""The dashboard's URLs."""
+
+from __future__ import annotations
+
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import path
+
+from .views import home, rollout, rollouts, runs
+
+urlpatterns = [
+    path("", home.overview, name="home"),
+    path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("runs/<uuid:run_id>/", runs.detail, name="run"),
+    path("runs/<uuid:run_id>/live/", runs.live, name="run-live"),
+    path("runs/<uuid:run_id>/cancel/", runs.cancel, name="run-cancel"),
+    path("runs/<uuid:run_id>/rollouts/", rollouts.of_run, name="run-rollouts"),
+    path("rollouts/", rollouts.listing, name="rollouts"),
+    path("rollouts/<uuid:rollout_id>/", rollout.detail, name="rollout"),
+    path("rollouts/<uuid:rollout_id>/live/", rollout.live, name="rollout-live"),
+    path("rollouts/<uuid:rollout_id>/cancel/", rollout.cancel, name="rollout-cancel"),
+    path("rollouts/<uuid:rollout_id>/reward/", rollout.reward, name="rollout-reward"),
+    path("rollouts/<uuid:rollout_id>/tokens/", rollout.tokens, name="rollout-tokens"),
+    path("rollouts/<uuid:rollout_id>/events/", rollout.events, name="rollout-events"),
+    path("rollouts/<uuid:rollout_id>/attempts/", rollout.attempts, name="rollout-attempts"),
+    path("rollouts/<uuid:rollout_id>/raw/", rollout.raw, name="rollout-raw"),
+    path("rollouts/<uuid:rollout_id>/rollout.json", rollout.download, name="rollout-json"),
+]
