@@ -15,7 +15,11 @@ from django.conf import settings
 
 def _broker() -> dict[str, Any]:
     if settings.BROKER_URL:
-        return {"broker_url": settings.BROKER_URL, "broker_transport_options": {"confirm_publish": True}, "broker_heartbeat": 30}
+        return {
+            "broker_url": settings.BROKER_URL,
+            "broker_transport_options": {"confirm_publish": True},
+            "broker_heartbeat": 30,
+        }
     from prorl_site.embedded.broker import filesystem_broker_settings
 
     return filesystem_broker_settings(settings.BROKER_DIR)

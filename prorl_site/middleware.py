@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
-_STRICT = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+_STRICT = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
 # The bundled API documentation sets inline styles and starts itself with an inline script; it shows no user data.
-_API_DOCS = _STRICT.replace("default-src 'self'", "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; worker-src blob:")
+_API_DOCS = _STRICT.replace(
+    "default-src 'self'",
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; worker-src blob:",
+)
 
 
 class ContentSecurityPolicyMiddleware:

@@ -93,7 +93,6 @@ LANGUAGE_CODE = "en-us"
 USE_I18N = False
 
 STATIC_URL = "/static/"
-STATIC_ROOT = VAR_DIR / "static"
 WHITENOISE_USE_FINDERS = True  # serves the wheels' and our own files without a collectstatic step
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -151,6 +150,8 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},
-        "celery": {"level": "WARNING"},  # a line for every message received and every job done says nothing the database does not
+        "celery": {
+            "level": "WARNING"
+        },  # a line for every message received and every job done says nothing the database does not
     },
 }

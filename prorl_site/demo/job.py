@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from rollouts.client import ApiError, Client
+from rollouts.client.types import GroupSpec, Result
 from rollouts.environments.arithmetic import generate
 
 GROUP_SIZE = 4
@@ -38,11 +39,11 @@ class Totals(NamedTuple):
 
 def prepare(client: Client, llm_url: str) -> None:
     """Register the model server, the two environments and their tasks. What an earlier demo left is used again."""
-    for server in client.llm_servers():
+    for server in list(client.iter_servers()):
         if server["policy"] == POLICY:
             client.remove_server(server["id"])
     client.register_server(url=llm_url, policy=POLICY, capacity=64)
-    registered = {environment["name"] for environment in client.environments()}
+    registered = {environment["name"] for environment in client.iter_environments()}
     if "arithmetic" not in registered:
         client.create_environment(name="arithmetic", handler="arithmetic", description="Sums of small numbers.")
     if "math" not in registered:
@@ -72,21 +73,21 @@ def submit(client: Client) -> str:
     """One run of groups over both environments; its id."""
     run = client.create_run(name="demo", policy=POLICY, settings=SETTINGS)
     sums = [f"{task['a']}+{task['b']}" for task in generate(seed=0, count=SUMS, max_value=12)]
-    groups = [{"dataset": "arithmetic", "key": key, "n": GROUP_SIZE} for key in sums]
+    groups: list[GroupSpec] = [{"dataset": "arithmetic", "key": key, "n": GROUP_SIZE} for key in sums]
     groups += [{"dataset": "math", "key": problem["id"], "n": GROUP_SIZE} for problem in _problems()[:PROBLEMS]]
     client.submit_groups(run["id"], groups)
-    return str(run["id"])
+    return run["id"]
 
 
-def by_group(rollouts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The rollouts of each group, in the order of submission."""
-    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for rollout in sorted(rollouts, key=lambda rollout: rollout["id"]):
+def by_group(rollouts: list[Result]) -> list[list[Result]]:
+    """The rollouts of each group, the groups in an order that a person can follow."""
+    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda rollout: (rollout["environment"], rollout["task_key"], rollout["index"])):
         groups[rollout["group"]].append(rollout)
     return list(groups.values())
 
 
-def total(rollouts: list[dict[str, Any]], submitted: int) -> Totals:
+def total(rollouts: list[Result], submitted: int) -> Totals:
     """Sum up the finished rollouts of a run of `submitted` ones."""
     groups = by_group(rollouts)
     return Totals(

@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from prorl_site.local import Platform, platform
+from prorl_site.local import Platform, Say, platform
 
 from .model import start_model
 
@@ -15,6 +15,8 @@ from .model import start_model
 def demo(*, stay: bool) -> int:
     """Start everything, do the job, show it; the exit code says whether all went well."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # in a log, lines are cut by nobody
     begun = time.monotonic()
     code = 1
 
@@ -30,7 +32,7 @@ def demo(*, stay: bool) -> int:
     return code
 
 
-def _do_the_job(running: Platform, llm_url: str, console: Console, say, begun: float) -> int:
+def _do_the_job(running: Platform, llm_url: str, console: Console, say: Say, begun: float) -> int:
     from rollouts.client import Client
 
     from . import job, report

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 
 from prorl_site import env
 from prorl_site.embedded.processes import free_port, http_answers
 from prorl_site.embedded.supervisor import Service, ServiceFailed, Supervisor
 from prorl_site.embedded.vllm import VllmHome, VllmServer, VllmUnavailable
-from prorl_site.local import LLM_STOPS
-
-Say = Callable[[str], None]
+from prorl_site.local import LLM_STOPS, Say
 
 _RULE = "*" * 78
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from statistics import mean
-from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollouts.client import Client
+from rollouts.client.types import Result
 
 from .job import by_group
 
 
-def follow(client: Client, run_id: str, submitted: int, console: Console) -> list[dict[str, Any]]:
+def follow(client: Client, run_id: str, submitted: int, console: Console) -> list[Result]:
     """Take the results as they come, with a progress bar; returns when every rollout is terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    finished = []
+    finished: list[Result] = []
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("rollouts", total=submitted)
         for rollout in client.iter_results(run_id):
@@ -28,31 +29,25 @@ def follow(client: Client, run_id: str, submitted: int, console: Console) -> lis
     return finished
 
 
-def table(rollouts: list[dict[str, Any]]) -> Table:
-    """One row for each group."""
-    result = Table(title="Groups of the run", title_justify="left")
-    for name, justify in (
-        ("environment", "left"),
-        ("task", "left"),
-        ("rewards", "left"),
-        ("turns", "right"),
-        ("tokens", "right"),
-        ("queue", "right"),
-        ("init", "right"),
-        ("run", "right"),
-        ("eval", "right"),
-        ("termination", "left"),
-    ):
-        result.add_column(name, justify=justify)  # type: ignore[arg-type]
+def table(rollouts: list[Result]) -> Table:
+    """One row for each group; seconds are means over its rollouts."""
+    result = Table(title="Groups of the run", title_justify="left", box=SIMPLE)
+    for name in ("environment", "task", "rewards"):
+        result.add_column(name, no_wrap=True)
+    for name in ("turns", "tokens", "queue s", "init s", "run s", "eval s"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("termination")
     for group in by_group(rollouts):
-        causes = sorted({rollout["termination"]["cause"] for rollout in group})
         result.add_row(
             group[0]["environment"],
             group[0]["task_key"],
             " ".join("–" if rollout["reward"] is None else f"{rollout['reward']:g}" for rollout in group),
             f"{mean(rollout['turns'] for rollout in group):.1f}",
             str(sum(rollout["sampled_tokens"] for rollout in group)),
-            *(f"{mean(rollout[f'{stage}_seconds'] for rollout in group):.1f} s" for stage in ("queue", "init", "run", "eval")),
-            ", ".join(causes),
+            f"{mean(rollout['queue_seconds'] for rollout in group):.1f}",
+            f"{mean(rollout['init_seconds'] for rollout in group):.1f}",
+            f"{mean(rollout['run_seconds'] for rollout in group):.1f}",
+            f"{mean(rollout['eval_seconds'] for rollout in group):.1f}",
+            ", ".join(sorted({rollout["termination"]["cause"] for rollout in group if rollout["termination"]})),
         )
     return result

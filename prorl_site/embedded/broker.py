@@ -24,6 +24,7 @@ from kombu.transport import TRANSPORT_ALIASES, virtual
 
 SCHEME = "prorl-filesystem"
 POLLING_SECONDS = 0.05  # delay of a message to an idle consumer; an idle consumer costs under 1 % of a core
+LONGEST_WAIT_SECONDS = 0.2
 MESSAGE = ".message"
 
 
@@ -97,6 +98,10 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         self.state = self.global_state
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        # Celery asks for two seconds and looks only then whether it was told to stop.
+        super().drain_events(connection, min(timeout or LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS))
 
     def driver_version(self) -> str:
         return "1"

@@ -11,7 +11,7 @@ from .project import Project
 
 
 class IdempotentResponse(models.Model):
-    """The answer to a creating request that carried an `Idempotency-Key`. Inserted first, so a concurrent twin waits or conflicts."""
+    """The answer to a creating request that carried an `Idempotency-Key`. Inserted first, so a twin conflicts."""
 
     id = models.BigAutoField(primary_key=True)
     project = models.ForeignKey(Project, models.CASCADE, related_name="+")

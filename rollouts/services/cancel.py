@@ -30,7 +30,7 @@ def cancel_rollouts(
 ) -> int:
     """Cancel one rollout, a group's or a run's. How many were still going; asking again is harmless.
 
-    In one transaction with the rows locked: a rollout is either ended here, or its worker is asked. One that its worker hands on
+    In one transaction with the rows locked: a rollout is either ended here, or its worker is asked. One that is handed on
     after that is ended by the rescuer.
     """
     rollouts = Rollout.objects.filter(project=project).exclude(state__in=[s.value for s in TERMINAL])
