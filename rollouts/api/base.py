@@ -7,11 +7,12 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django.db.models import Model, QuerySet
-from django.http import Http404, HttpResponseBase
+from django.http import Http404
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from rollouts.api.auth import access_of
 from rollouts.api.bodies import BodyT, read_body
 from rollouts.api.pagination import KeysetPagination
 from rollouts.api.parsing import StrictJSONParser
@@ -35,14 +36,14 @@ class ApiView(APIView):
         model = self.query_model if request.method == "GET" else Query
         self.query = read_query(model, request.query_params.dict())
 
-    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response = super().finalize_response(request, response, *args, **kwargs)
-        response.headers.setdefault("Cache-Control", "no-store")
-        return response
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        final = super().finalize_response(request, response, *args, **kwargs)
+        final.headers.setdefault("Cache-Control", "no-store")
+        return final
 
     @property
     def project(self) -> Project:
-        return self.request.auth.project  # type: ignore[union-attr, no-any-return]
+        return access_of(self.request).project
 
     def body(self, model: type[BodyT]) -> BodyT:
         return read_body(model, self.request.data)
@@ -51,7 +52,7 @@ class ApiView(APIView):
 class ListView(ApiView):
     """A list in pages, newest first unless `oldest_first`."""
 
-    query_model = PageQuery
+    query_model: ClassVar[type[Query]] = PageQuery
     oldest_first: ClassVar[bool] = False
 
     def page(self, queryset: QuerySet[Any], represent: Callable[[list[Any]], Any]) -> Response:

@@ -68,7 +68,7 @@ class NewRun(Body):
     name: str = Field(min_length=1, max_length=120)
     policy: PolicyName
     priority: int = Field(50, ge=0, le=100, description="Higher goes first.")
-    settings: RunSettings = Field(default_factory=RunSettings)
+    settings: RunSettings = RunSettings.model_validate({})
 
 
 class NewGroup(Body):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+from uuid import UUID
 
 from rollouts.api.problems import Problem
+from rollouts.selectors.results import START, Position
 
 
 def encode(*parts: object) -> str:
@@ -21,6 +23,25 @@ def decode(cursor: str, parts: int) -> list[str]:
     if len(decoded) != parts:
         raise invalid_cursor()
     return decoded
+
+
+def position_cursor(position: Position) -> str:
+    """A place in a run's stream of results."""
+    return encode(*position)
+
+
+def read_position(cursor: str) -> Position:
+    """The other way; an empty cursor is the start. Raises Problem `invalid_cursor`."""
+    if not cursor:
+        return START
+    xid, rollout_id = decode(cursor, parts=2)
+    try:
+        position = Position(int(xid), UUID(rollout_id))
+    except ValueError as error:
+        raise invalid_cursor() from error
+    if not 0 <= position.xid < 2**63:
+        raise invalid_cursor()
+    return position
 
 
 def invalid_cursor() -> Problem:

@@ -7,24 +7,24 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from django.db import connection, transaction
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
+from rollouts.api.auth import access_of
 from rollouts.api.problems import Problem
 from rollouts.models import IdempotentResponse, Project
 
-P = ParamSpec("P")
-ViewT = TypeVar("ViewT")
-Handler = Callable[Concatenate[ViewT, Request, P], Response]
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Response])
 
 _USABLE = re.compile(r"[\x21-\x7e]{1,200}")
 
 
-def idempotent(handler: Handler[ViewT, P]) -> Handler[ViewT, P]:
+def idempotent(handler: HandlerT) -> HandlerT:
     """Makes a view's `post` honour the header.
 
     The work and the stored answer are one transaction: either both exist or neither, whatever crashes in between. Refusals
@@ -32,20 +32,20 @@ def idempotent(handler: Handler[ViewT, P]) -> Handler[ViewT, P]:
     """
 
     @functools.wraps(handler)
-    def post(view: ViewT, request: Request, *args: P.args, **kwargs: P.kwargs) -> Response:
+    def post(view: APIView, request: Request, **kwargs: Any) -> Response:
         key = request.headers.get("Idempotency-Key")
         if key is None:
-            return handler(view, request, *args, **kwargs)
+            return handler(view, request, **kwargs)
         if not _USABLE.fullmatch(key):
             raise Problem("invalid_idempotency_key", "Use 1 to 200 visible ASCII characters; a UUID does well.")
-        project: Project = request.auth.project
+        project = access_of(request).project
         fingerprint = _fingerprint(request)
         with transaction.atomic():
             _claim(project, key)
             stored = IdempotentResponse.objects.filter(project=project, key=key).first()
             if stored is not None:
                 return _replay(stored, fingerprint)
-            response = handler(view, request, *args, **kwargs)
+            response = handler(view, request, **kwargs)
             IdempotentResponse.objects.create(
                 project=project,
                 key=key,
@@ -55,7 +55,7 @@ def idempotent(handler: Handler[ViewT, P]) -> Handler[ViewT, P]:
             )
         return response
 
-    return post
+    return cast(HandlerT, post)
 
 
 def _claim(project: Project, key: str) -> None:

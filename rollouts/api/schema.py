@@ -16,7 +16,7 @@ from rollouts.api.queries import Query
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ApiKeyScheme(OpenApiAuthenticationExtension):
+class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """Registered by being defined."""
 
     target_class = "rollouts.api.auth.ApiKeyAuthentication"
@@ -26,7 +26,7 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):
         return {"type": "http", "scheme": "bearer", "description": "An API key of a project: `Authorization: Bearer prl_…`."}
 
 
-class SessionScheme(OpenApiAuthenticationExtension):
+class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """Registered by being defined."""
 
     target_class = "rollouts.api.auth.ProjectSessionAuthentication"
@@ -50,7 +50,8 @@ class ProblemSerializer(serializers.Serializer[Any]):
     detail = serializers.CharField()
     instance = serializers.CharField()
     code = serializers.CharField()
-    errors = FieldErrorSerializer(many=True)
+    # Hides an attribute of DRF's that is of no use here: this class only describes.
+    errors = FieldErrorSerializer(many=True)  # type: ignore[assignment]
 
 
 _IDEMPOTENCY_KEY = OpenApiParameter(
@@ -72,12 +73,13 @@ def documented(
     creates: bool = False,
 ) -> Callable[[F], F]:
     """The operation's entry in the OpenAPI schema."""
+    parameters: list[Any] = [query, *([_IDEMPOTENCY_KEY] if creates else [])]  # drf-spectacular takes Pydantic models too
     return extend_schema(
         operation_id=operation,
         summary=summary,
         description=f"{summary}.",
         request=body,
-        parameters=[query, *([_IDEMPOTENCY_KEY] if creates else [])],
+        parameters=parameters,
         responses={status: answer, ("4XX", "application/problem+json"): ProblemSerializer},
     )
 

@@ -54,8 +54,14 @@ def results_after(run: Run, after: Position, limit: int) -> Results:
         .defer("artefacts", "task__payload", "environment__config")
     )
     rollouts = list(page.order_by("finished_xid", "id")[:limit])
-    last = Position(rollouts[-1].finished_xid or 0, rollouts[-1].id) if rollouts else after
+    last = position_of(rollouts[-1]) if rollouts else after
     return Results(rollouts, last, _outstanding(run, last))
+
+
+def position_of(rollout: Rollout) -> Position:
+    """The place of a finished rollout."""
+    assert rollout.finished_xid is not None  # noqa: S101  (a constraint of the table)
+    return Position(rollout.finished_xid, rollout.id)
 
 
 def _outstanding(run: Run, after: Position) -> bool:

@@ -1,4 +1,4 @@
-"""Who talks to the API in its tests: an owner, a read-only key and a submit key of one project, a stranger with another, nobody."""
+"""Who talks to the API in its tests: three keys of one project, a stranger with another project's, and nobody."""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from rest_framework import serializers
 
+from rollouts.api.cursors import position_cursor
 from rollouts.api.serializers.runs import RolloutSerializer
-from rollouts.models import ModelCall, ToolCall
+from rollouts.models import ModelCall, Rollout, ToolCall
+from rollouts.selectors.results import position_of
 from rollouts.selectors.trajectory import Trajectory
 
 
@@ -81,14 +83,18 @@ class TrajectorySerializer(serializers.Serializer[Any]):
 class ResultSerializer(RolloutSerializer):
     """Wants `rewards` (by rollout id) in its context."""
 
+    cursor = serializers.SerializerMethodField(help_text="Its place in the stream: `after` this, the next ones follow.")
     rewards = serializers.SerializerMethodField(help_text="The newest version's components.")
     trajectory = TrajectorySerializer(read_only=True, required=False, help_text="Only with `include=trajectory`.")
 
     class Meta(RolloutSerializer.Meta):
-        fields = [*RolloutSerializer.Meta.fields, "rewards", "trajectory"]
+        fields = ["cursor", *RolloutSerializer.Meta.fields, "rewards", "trajectory"]
         read_only_fields = fields
 
-    def get_rewards(self, rollout: Any) -> dict[str, float | None]:
+    def get_cursor(self, rollout: Rollout) -> str:
+        return position_cursor(position_of(rollout))
+
+    def get_rewards(self, rollout: Rollout) -> dict[str, float | None]:
         return dict(self.context["rewards"][rollout.id])
 
 

@@ -10,13 +10,13 @@ from django.db import connection
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from rollouts.api import cursors
 from rollouts.api.base import ApiView, find
+from rollouts.api.cursors import position_cursor, read_position
 from rollouts.api.queries import ResultsQuery
 from rollouts.api.schema import documented
 from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, trajectory_json
 from rollouts.models import Rollout, Run
-from rollouts.selectors.results import START, Position, Results, newest_rewards, results_after
+from rollouts.selectors.results import Position, Results, newest_rewards, results_after
 from rollouts.selectors.rollouts import runs_of
 from rollouts.selectors.trajectory import trajectories
 
@@ -31,12 +31,12 @@ class RunResults(ApiView):
     )
     def get(self, request: Request, id: UUID) -> Response:
         run = find(runs_of(self.project), id)
-        after = _read_position(self.query.after)
+        after = read_position(self.query.after)
         found = _wait_for_results(run, after, limit=self.query.limit, wait=self.query.wait)
         return Response(
             {
                 "results": _represent(found.rollouts, with_trajectory=self.query.include == "trajectory"),
-                "next": cursors.encode(found.last.xid, found.last.id),
+                "next": position_cursor(found.last),
                 "done": not found.outstanding,
             }
         )
@@ -52,19 +52,6 @@ def _wait_for_results(run: Run, after: Position, *, limit: int, wait: float) -> 
             return found
         connection.close()  # a hundred waiting trainers must not hold a hundred connections
         time.sleep(min(POLL_SECONDS, left))
-
-
-def _read_position(cursor: str) -> Position:
-    if not cursor:
-        return START
-    xid, rollout_id = cursors.decode(cursor, parts=2)
-    try:
-        position = Position(int(xid), UUID(rollout_id))
-    except ValueError as error:
-        raise cursors.invalid_cursor() from error
-    if not 0 <= position.xid < 2**63:
-        raise cursors.invalid_cursor()
-    return position
 
 
 def _represent(rollouts: list[Rollout], *, with_trajectory: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,202 @@
+"""The client for asyncio code: the methods of `Client`, to await or to iterate over with `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import httpx
+
+from . import calls
+from .calls import Call, Id
+from .connection import http_arguments
+from .retries import Retries
+from .types import (
+    Dataset,
+    Environment,
+    Group,
+    GroupSpec,
+    LLMServer,
+    Page,
+    Result,
+    Rollout,
+    RolloutDetail,
+    Run,
+    RunDetail,
+    StoredTask,
+    SubmittedGroup,
+    Task,
+    TaskSpec,
+    Trajectory,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A connection to one project. Use it as an async context manager, or await `close`.
+
+    `base_url` and `api_key` default to PRORL_URL and PRORL_API_KEY. Methods raise ApiError for refusals, and
+    httpx.TransportError when the server stayed out of reach for `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        patience: float = 60.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.AsyncClient(**http_arguments(base_url, api_key), transport=transport)
+        self._patience = patience
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def create_environment(
+        self, name: str, handler: str, config: Mapping[str, Any] | None = None, description: str = ""
+    ) -> Environment:
+        """Register an environment; a known name gets its next version."""
+        return await self._send(calls.create_environment(name, handler, config, description))
+
+    async def create_dataset(self, name: str, environment: str) -> Dataset:
+        """A dataset of the newest version of the named environment."""
+        return await self._send(calls.create_dataset(name, environment))
+
+    async def add_tasks(self, dataset_id: Id, tasks: Iterable[TaskSpec]) -> list[StoredTask]:
+        """Add up to 10,000 tasks, all or none. Look at `quarantined`: such tasks are kept but never rolled out."""
+        return await self._send(calls.add_tasks(dataset_id, tasks))
+
+    async def register_server(
+        self, url: str, policy: str, *, model: str = "", policy_version: int = 0, capacity: int = 64, api_key: str = ""
+    ) -> LLMServer:
+        """Let an inference server (its root, without /v1) serve a policy. The service probes it first."""
+        return await self._send(calls.register_server(url, policy, model, policy_version, capacity, api_key))
+
+    async def set_server_state(self, server_id: Id, state: Literal["live", "paused"]) -> LLMServer:
+        """Pause a server, or let it take part again."""
+        return await self._send(calls.set_server_state(server_id, state))
+
+    async def remove_server(self, server_id: Id) -> None:
+        """Forget a server."""
+        await self._send(calls.remove_server(server_id))
+
+    async def create_run(self, name: str, policy: str, *, priority: int = 50, settings: Mapping[str, Any] | None = None) -> Run:
+        """Open a run. Groups can be submitted to it until it is cancelled."""
+        return await self._send(calls.create_run(name, policy, priority, settings))
+
+    async def submit_groups(self, run_id: Id, groups: Iterable[GroupSpec]) -> list[SubmittedGroup]:
+        """Queue up to 10,000 groups, all or none. They come back in the order given."""
+        return await self._send(calls.submit_groups(run_id, groups))
+
+    async def run(self, run_id: Id) -> RunDetail:
+        """A run with its progress."""
+        return await self._send(calls.run(run_id))
+
+    async def group(self, group_id: Id) -> Group:
+        """A group with its counts."""
+        return await self._send(calls.group(group_id))
+
+    async def rollout(self, rollout_id: Id) -> RolloutDetail:
+        """A rollout with its attempts and artefacts."""
+        return await self._send(calls.rollout(rollout_id))
+
+    async def trajectory(self, rollout_id: Id, *, full_prompts: bool = False) -> Trajectory:
+        """What the rollout's newest attempt saw and did; `full_prompts` adds every call's whole prompt."""
+        return await self._send(calls.trajectory(rollout_id, full_prompts))
+
+    async def cancel_run(self, run_id: Id) -> int:
+        """Cancel a run. How many of its rollouts were still going."""
+        return await self._send(calls.cancel("runs", run_id))
+
+    async def cancel_group(self, group_id: Id) -> int:
+        """Cancel a group. How many of its rollouts were still going."""
+        return await self._send(calls.cancel("groups", group_id))
+
+    async def cancel_rollout(self, rollout_id: Id) -> int:
+        """Cancel a rollout. 1 when it was still going."""
+        return await self._send(calls.cancel("rollouts", rollout_id))
+
+    def iter_runs(self) -> AsyncIterator[Run]:
+        """Runs, newest first."""
+        return self._pages(calls.pages("/runs/"))
+
+    def iter_groups(self, run_id: Id) -> AsyncIterator[Group]:
+        """Groups of a run, oldest first."""
+        return self._pages(calls.groups(run_id))
+
+    def iter_tasks(self, dataset_id: Id, *, quarantined: bool | None = None) -> AsyncIterator[Task]:
+        """Tasks of a dataset, oldest first."""
+        return self._pages(calls.tasks(dataset_id, quarantined))
+
+    def iter_environments(self) -> AsyncIterator[Environment]:
+        """Environments, all versions, newest first."""
+        return self._pages(calls.pages("/environments/"))
+
+    def iter_servers(self) -> AsyncIterator[LLMServer]:
+        """LLM servers, newest first."""
+        return self._pages(calls.pages("/llm-servers/"))
+
+    def iter_rollouts(self, **filters: Any) -> AsyncIterator[Rollout]:
+        """Rollouts, newest first. Filters: run, group, state, environment, cause, blame, reward_min, reward_max, trainable."""
+        return self._pages(calls.pages("/rollouts/", **filters))
+
+    async def iter_results(
+        self, run_id: Id, after: str = "", *, trajectories: bool = False, wait: float = 30.0, limit: int = 100
+    ) -> AsyncIterator[Result]:
+        """Rollouts of a run as they end, each exactly once, until all that were submitted have ended.
+
+        To go on in another process, keep a result's `cursor` and pass it as `after`.
+        """
+        while True:
+            page = await self._send(calls.results(run_id, after, wait, limit, trajectories))
+            for item in page["results"]:
+                yield item
+            if page["done"]:
+                return
+            after = page["next"]
+
+    async def wait(self, run_id: Id, *, timeout: float | None = None, poll: float = 1.0) -> RunDetail:
+        """Wait until all rollouts of a run have ended. Raises TimeoutError after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            run = await self.run(run_id)
+            if not calls.is_going(run):
+                return run
+            if deadline is not None and time.monotonic() + poll > deadline:
+                raise TimeoutError(f"run {run_id} is not done after {timeout:g} seconds: {run['progress']:.0%}")
+            await asyncio.sleep(poll)
+
+    async def _pages(self, call: Call[Page]) -> AsyncIterator[Any]:
+        following: Call[Page] | None = call
+        while following is not None:
+            page = await self._send(following)
+            for item in page["results"]:
+                yield item
+            following = calls.next_page(following, page)
+
+    async def _send(self, call: Call[T]) -> T:
+        retries = Retries(self._patience)
+        while True:
+            try:
+                response = await self._http.request(**call.arguments())
+            except httpx.TransportError as error:
+                pause = retries.pause_after_error(error)
+            else:
+                wanted = retries.pause_after(response)
+                if wanted is None:
+                    return call.result(response)
+                pause = wanted
+            await asyncio.sleep(pause)

@@ -1,0 +1,171 @@
+"""The API's requests as values. `Client` and `AsyncClient` only send them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+import httpx
+
+from .errors import ApiError
+from .types import (
+    TERMINAL_STATES,
+    Dataset,
+    Environment,
+    Group,
+    GroupSpec,
+    LLMServer,
+    Page,
+    ResultsPage,
+    RolloutDetail,
+    Run,
+    RunDetail,
+    StoredTask,
+    SubmittedGroup,
+    TaskSpec,
+    Trajectory,
+)
+
+T = TypeVar("T")
+Id = str | uuid.UUID
+
+READ_TIMEOUT = 60.0  # seconds, on top of what a request asks the server to wait
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request. Sending it again has no further effect: creating ones carry an Idempotency-Key.
+
+    `member` names the member of the answer that is the result; empty for the whole answer.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    member: str = ""
+    wait: float = 0.0
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for httpx's `request`."""
+        arguments: dict[str, Any] = {
+            "method": self.method,
+            "url": f"/api/v1{self.path}",
+            "params": {name: _text(value) for name, value in self.params.items() if value is not None},
+            "headers": dict(self.headers),
+            "timeout": httpx.Timeout(READ_TIMEOUT + self.wait, connect=10.0),
+        }
+        if self.body is not None:
+            arguments["json"] = self.body
+        return arguments
+
+    def result(self, response: httpx.Response) -> T:
+        """What the answer holds. Raises ApiError."""
+        if not response.is_success:
+            raise ApiError.from_response(response)
+        answer: Any = response.json() if response.content else None
+        result: T = answer[self.member] if self.member else answer
+        return result
+
+
+def _text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _path(*parts: Id) -> str:
+    return "/" + "".join(quote(str(part), safe="") + "/" for part in parts)
+
+
+def _create(path: str, body: Any, member: str = "") -> Call[Any]:
+    return Call("POST", path, body, headers={"Idempotency-Key": str(uuid.uuid4())}, member=member)
+
+
+def create_environment(name: str, handler: str, config: Mapping[str, Any] | None, description: str) -> Call[Environment]:
+    body = {"name": name, "handler": handler, "config": dict(config or {}), "description": description}
+    return _create("/environments/", body)
+
+
+def create_dataset(name: str, environment: str) -> Call[Dataset]:
+    return _create("/datasets/", {"name": name, "environment": environment})
+
+
+def add_tasks(dataset_id: Id, tasks: Iterable[TaskSpec]) -> Call[list[StoredTask]]:
+    return _create(_path("datasets", dataset_id, "tasks"), {"tasks": list(tasks)}, "tasks")
+
+
+def register_server(url: str, policy: str, model: str, policy_version: int, capacity: int, api_key: str) -> Call[LLMServer]:
+    body = {"url": url, "policy": policy, "model": model, "policy_version": policy_version, "capacity": capacity}
+    return _create("/llm-servers/", {**body, "api_key": api_key})
+
+
+def set_server_state(server_id: Id, state: str) -> Call[LLMServer]:
+    return Call("PATCH", _path("llm-servers", server_id), {"state": state})
+
+
+def remove_server(server_id: Id) -> Call[None]:
+    return Call("DELETE", _path("llm-servers", server_id))
+
+
+def create_run(name: str, policy: str, priority: int, settings: Mapping[str, Any] | None) -> Call[Run]:
+    return _create("/runs/", {"name": name, "policy": policy, "priority": priority, "settings": dict(settings or {})})
+
+
+def submit_groups(run_id: Id, groups: Iterable[GroupSpec]) -> Call[list[SubmittedGroup]]:
+    return _create(_path("runs", run_id, "groups"), {"groups": list(groups)}, "groups")
+
+
+def run(run_id: Id) -> Call[RunDetail]:
+    return Call("GET", _path("runs", run_id))
+
+
+def group(group_id: Id) -> Call[Group]:
+    return Call("GET", _path("groups", group_id))
+
+
+def rollout(rollout_id: Id) -> Call[RolloutDetail]:
+    return Call("GET", _path("rollouts", rollout_id))
+
+
+def trajectory(rollout_id: Id, full_prompts: bool) -> Call[Trajectory]:
+    params = {"tokens": "full" if full_prompts else "sampled"}
+    return Call("GET", _path("rollouts", rollout_id, "trajectory"), params=params)
+
+
+def results(run_id: Id, after: str, wait: float, limit: int, trajectories: bool) -> Call[ResultsPage]:
+    params = {"after": after, "wait": wait, "limit": limit, "include": "trajectory" if trajectories else ""}
+    return Call("GET", _path("runs", run_id, "results"), params=params, wait=wait)
+
+
+def cancel(kind: str, id_: Id) -> Call[int]:
+    """`kind` is runs, groups or rollouts. The result is how many rollouts were still going."""
+    return Call("POST", _path(kind, id_, "cancel"), member="cancelled")
+
+
+def pages(path: str, **params: Any) -> Call[Page]:
+    """The first page of a list."""
+    return Call("GET", path, params=params)
+
+
+def groups(run_id: Id) -> Call[Page]:
+    return pages(_path("runs", run_id, "groups"))
+
+
+def tasks(dataset_id: Id, quarantined: bool | None) -> Call[Page]:
+    return pages(_path("datasets", dataset_id, "tasks"), quarantined=quarantined)
+
+
+def next_page(call: Call[Page], page: Page) -> Call[Page] | None:
+    """The call for the page after `page`, or None on the last one."""
+    if page["next"] is None:
+        return None
+    [cursor] = parse_qs(urlsplit(page["next"]).query)["cursor"]
+    return replace(call, params={**call.params, "cursor": cursor})
+
+
+def is_going(run: RunDetail) -> bool:
+    """Whether any rollout of the run has not ended yet."""
+    return any(count for state, count in run["counts"].items() if state not in TERMINAL_STATES)

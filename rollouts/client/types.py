@@ -1,0 +1,249 @@
+"""The shapes of requests and answers. Answers may gain members; none is taken away within v1."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, Required, TypedDict
+
+TERMINAL_STATES = frozenset({"succeeded", "failed", "timed_out", "cancelled", "discarded"})
+
+Counts = dict[str, int]  # state -> how many rollouts are in it
+
+
+class GroupSpec(TypedDict, total=False):
+    """n rollouts of one task: `task_id`, or `dataset` and `key`, or `environment` and `payload`."""
+
+    n: Required[int]
+    task_id: str
+    dataset: str
+    key: str
+    environment: str
+    payload: dict[str, Any]
+
+
+class TaskSpec(TypedDict):
+    """`key` is your own id for the task, unique in its dataset."""
+
+    key: str
+    payload: dict[str, Any]
+
+
+class Environment(TypedDict):
+    id: str
+    name: str
+    version: int
+    handler: str
+    config: dict[str, Any]
+    description: str
+    created_at: str
+    config_schema: dict[str, Any] | None
+    task_schema: dict[str, Any] | None
+
+
+class Dataset(TypedDict):
+    id: str
+    name: str
+    environment: str
+    environment_id: str
+    environment_version: int
+    created_at: str
+
+
+class StoredTask(TypedDict):
+    """A quarantined task is kept, with the reason, but never rolled out."""
+
+    id: str
+    key: str
+    quarantined: bool
+    quarantine_reason: str
+
+
+class Task(StoredTask):
+    payload: dict[str, Any]
+    created_at: str
+
+
+class LLMServer(TypedDict):
+    id: str
+    url: str
+    model: str
+    policy: str
+    policy_version: int
+    capacity: int
+    max_model_len: int
+    state: Literal["live", "paused", "dead"]
+    has_api_key: bool
+    capabilities: dict[str, Any]
+    last_probe_at: str | None
+    last_error: str
+    created_at: str
+
+
+class Run(TypedDict):
+    id: str
+    name: str
+    policy: str
+    priority: int
+    settings: dict[str, Any]
+    created_at: str
+    cancelled_at: str | None
+
+
+class RunDetail(Run):
+    """`progress` is the share of rollouts that have ended, 0 to 1."""
+
+    counts: Counts
+    progress: float
+
+
+class SubmittedGroup(TypedDict):
+    id: str
+    run: str
+    task: str
+    n: int
+    created_at: str
+
+
+class Group(SubmittedGroup):
+    dataset: str
+    task_key: str
+    counts: Counts
+
+
+class Termination(TypedDict):
+    """Why a rollout ended. Only `blame: policy` is the model's doing."""
+
+    phase: str
+    cause: str
+    blame: str
+    detail: str
+
+
+class Rollout(TypedDict):
+    """`reward` is None when it is not known: the infrastructure's failures are never a reward of 0."""
+
+    id: str
+    run: str
+    group: str
+    index: int
+    task: str
+    task_key: str
+    environment: str
+    environment_version: int
+    state: str
+    attempt: int
+    infra_retries: int
+    priority: int
+    reward: float | None
+    trainable: bool
+    termination: Termination | None
+    fidelity: str
+    policy_version: int | None
+    turns: int
+    prompt_tokens: int
+    sampled_tokens: int
+    node: str
+    cancel_requested_at: str | None
+    created_at: str
+    state_changed_at: str
+    finished_at: str | None
+    queue_seconds: float
+    init_seconds: float
+    run_seconds: float
+    eval_seconds: float
+
+
+class Attempt(TypedDict):
+    number: int
+    node: str
+    started_at: str
+    ended_at: str | None
+    stage: str
+    outcome: str
+    error: str
+    traceback: str
+
+
+class RolloutDetail(Rollout):
+    artefacts: dict[str, Any]
+    attempts: list[Attempt]
+
+
+class Message(TypedDict):
+    index: int
+    turn: int
+    role: str
+    name: str
+    content: str
+
+
+class ModelCall(TypedDict):
+    """`prompt_ids` are there when asked for. Latency in seconds."""
+
+    turn: int
+    segment: int
+    prompt_ids: NotRequired[list[int]]
+    sampled_ids: list[int]
+    logprobs: list[float] | None
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    policy: str
+    policy_version: int
+    server: str | None
+    sampling: dict[str, Any]
+    latency: float
+    at: str
+
+
+class ToolCall(TypedDict):
+    turn: int
+    index: int
+    name: str
+    arguments: dict[str, Any]
+    raw: str
+    output: str
+    exit_code: int | None
+    timed_out: bool
+    truncated_bytes: int
+    error: str
+    started_at: str
+    duration: float
+
+
+class Segment(TypedDict):
+    """What to train on. The lists are equally long; `loss_mask` is 1 on sampled ids."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float] | None
+
+
+class Trajectory(TypedDict):
+    rollout: str
+    attempt: int
+    fidelity: str
+    messages: list[Message]
+    model_calls: list[ModelCall]
+    tool_calls: list[ToolCall]
+    segments: list[Segment]
+
+
+class Result(Rollout):
+    """A rollout that has ended. `cursor` is its place in the stream, `trajectory` is there when asked for."""
+
+    cursor: str
+    rewards: dict[str, float | None]
+    trajectory: NotRequired[Trajectory]
+
+
+class ResultsPage(TypedDict):
+    results: list[Result]
+    next: str
+    done: bool
+
+
+class Page(TypedDict):
+    """One page of a list; `next` is None on the last one."""
+
+    results: list[Any]
+    next: str | None
