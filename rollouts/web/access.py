@@ -12,13 +12,15 @@ from rollouts.models import Project
 from rollouts.selectors.dashboard import projects_of
 
 ModelT = TypeVar("ModelT", bound=Model)
+_CACHE = "_visible_projects"
 
 
 def visible_projects(request: HttpRequest) -> list[Project]:
     """The visitor's projects by name; read once for each request."""
-    if not hasattr(request, "_visible_projects"):
-        request._visible_projects = list(projects_of(request.user))  # type: ignore[attr-defined]
-    projects: list[Project] = request._visible_projects
+    projects: list[Project] | None = getattr(request, _CACHE, None)
+    if projects is None:
+        projects = list(projects_of(request.user))
+        setattr(request, _CACHE, projects)
     return projects
 
 

@@ -83,7 +83,7 @@ class RolloutFilters(forms.Form):
             rest = self._query.copy()
             for dropped in (name, "older", "newer"):
                 rest.pop(dropped, None)
-            label = self.fields[name].label or name
+            label = str(self.fields[name].label or name)
             shown = str(value)[-8:] if name in ("run", "group") else str(value).replace("_", " ")
             found.append(Chip(label, shown, rest.urlencode()))
         return found

@@ -1,0 +1,114 @@
+"""What happened: runs, groups, rollouts and worker processes, to read and to cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from rollouts.models import Attempt, Group, Rollout, RolloutEvent, Run, WorkerProcess
+from rollouts.services.cancel import cancel_rollouts
+
+from .base import ReadOnlyAdmin, TabularInline, pretty
+
+
+class _Inline(TabularInline):
+    extra = 0
+    can_delete = False
+    show_change_link = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class AttemptInline(_Inline):
+    model = Attempt
+    fields = ["number", "node", "stage", "outcome", "started_at", "ended_at", "error"]
+
+
+class EventInline(_Inline):
+    model = RolloutEvent
+    fields = ["at", "attempt", "kind", "from_state", "to_state", "data"]
+
+
+@admin.register(Run)
+class RunAdmin(ReadOnlyAdmin):
+    list_display = ["name", "project", "policy", "priority", "created_at", "cancelled_at", "in_dashboard"]
+    list_filter = ["project"]
+    list_select_related = ["project", "policy"]
+    search_fields = ["name"]
+    fields = ["project", "name", "policy", "priority", "shown_settings", "created_at", "cancelled_at", "in_dashboard"]
+    actions = ["cancel"]
+
+    @admin.display(description="settings")
+    def shown_settings(self, run: Run) -> SafeString:
+        return pretty(run.settings)
+
+    @admin.display(description="dashboard")
+    def in_dashboard(self, run: Run) -> SafeString:
+        return _dashboard_link("run", run)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("rollouts.change_run")
+
+    @admin.action(description="Cancel everything that has not ended", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        n = sum(cancel_rollouts(project=run.project, run_id=run.pk) for run in queryset.select_related("project"))
+        self.message_user(request, f"Cancelling {n} rollouts.", messages.SUCCESS)
+
+
+@admin.register(Group)
+class GroupAdmin(ReadOnlyAdmin):
+    list_display = ["id", "run", "task", "n", "created_at"]
+    list_select_related = ["run", "task"]
+    fields = ["run", "task", "n", "created_at"]
+
+
+@admin.register(Rollout)
+class RolloutAdmin(ReadOnlyAdmin):
+    list_display = ["id", "state", "run", "task", "environment", "attempt", "termination_cause", "reward", "in_dashboard"]
+    list_filter = ["state", "termination_blame", "project"]
+    list_select_related = ["run", "task", "environment"]
+    exclude = ["artefacts"]
+    readonly_fields = ["in_dashboard"]
+    inlines = [AttemptInline, EventInline]
+    actions = ["cancel"]
+    ordering = ["-id"]
+
+    @admin.display(description="dashboard")
+    def in_dashboard(self, rollout: Rollout) -> SafeString:
+        return _dashboard_link("rollout", rollout)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("rollouts.change_rollout")
+
+    @admin.action(description="Cancel", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Rollout]) -> None:
+        n = sum(cancel_rollouts(project=row.project, rollout_id=row.pk) for row in queryset.select_related("project"))
+        self.message_user(request, f"Cancelling {n} rollouts.", messages.SUCCESS)
+
+
+@admin.register(WorkerProcess)
+class WorkerProcessAdmin(ReadOnlyAdmin):
+    list_display = ["node", "stage", "pid", "status", "concurrency", "started_at", "lease_expires_at"]
+    list_filter = ["stage"]
+    search_fields = ["node"]
+
+    @admin.display
+    def status(self, worker: WorkerProcess) -> str:
+        if worker.stopped_at:
+            return "stopped"
+        return "lost" if worker.lost_at or worker.lease_expires_at <= timezone.now() else "alive"
+
+
+def _dashboard_link(view: str, row: Model) -> SafeString:
+    return format_html('<a href="{}">open</a>', reverse(view, args=[row.pk]))

@@ -1,0 +1,172 @@
+"""The admin's forms: what they refuse and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+
+from django.test import Client
+from pytest_django import DjangoAssertNumQueries
+
+from rollouts.models import ApiKey, Environment, LLMServer, Policy, Project, Rollout, Task
+from rollouts.services.keys import authenticate
+from tests.integration.domain import Domain
+
+ENVIRONMENTS = "/admin/rollouts/environment/"
+
+
+def environment_form(project: Project, **changed: str) -> dict[str, str]:
+    return {
+        "project": str(project.pk),
+        "name": "products",
+        "handler": "arithmetic",
+        "config": "{}",
+        "description": "",
+        **changed,
+    }
+
+
+def errors_of(client: Client, path: str, form: dict[str, str]) -> dict[str, list[str]]:
+    response = client.post(path, form)
+    assert response.status_code == 200
+    errors: dict[str, list[str]] = response.context["adminform"].form.errors
+    return errors
+
+
+def test_an_environment_is_stored_when_its_handler_accepts_the_configuration(domain: Domain, admin_client: Client) -> None:
+    assert admin_client.post(f"{ENVIRONMENTS}add/", environment_form(domain.project)).status_code == 302
+    stored = Environment.objects.get(name="products")
+    assert (stored.version, stored.config) == (1, {})
+
+
+def test_a_configuration_is_refused_at_its_field_with_the_place_inside(domain: Domain, admin_client: Client) -> None:
+    form = environment_form(domain.project, config=json.dumps({"no_such_setting": 1}))
+    errors = errors_of(admin_client, f"{ENVIRONMENTS}add/", form)
+    assert list(errors) == ["config"]
+    assert errors["config"][0].startswith("no_such_setting: ")
+    broken = errors_of(admin_client, f"{ENVIRONMENTS}add/", environment_form(domain.project, config="{"))
+    assert list(broken) == ["config"]
+    assert not Environment.objects.filter(name="products").exists()
+
+
+def test_only_installed_handlers_can_be_chosen(domain: Domain, admin_client: Client) -> None:
+    errors = errors_of(admin_client, f"{ENVIRONMENTS}add/", environment_form(domain.project, handler="mystery"))
+    assert list(errors) == ["handler"]
+
+
+def test_an_unused_version_is_corrected_in_place(domain: Domain, admin_client: Client) -> None:
+    admin_client.post(f"{ENVIRONMENTS}add/", environment_form(domain.project))
+    environment = Environment.objects.get(name="products")
+    form = {"handler": "arithmetic", "config": "{}", "description": "two factors", "_save": "Save"}
+    assert admin_client.post(f"{ENVIRONMENTS}{environment.pk}/change/", form).status_code == 302
+    environment.refresh_from_db()
+    assert (environment.version, environment.description) == (1, "two factors")
+
+
+def test_a_used_version_never_changes_but_can_be_saved_as_a_new_one(domain: Domain, admin_client: Client) -> None:
+    path = f"{ENVIRONMENTS}{domain.environment.pk}/change/"
+    page = admin_client.get(path).content.decode()
+    assert 'name="_newversion"' in page
+    assert 'name="_save"' not in page
+    form = {"handler": "arithmetic", "config": "{}", "description": "changed"}
+    refused = admin_client.post(path, {**form, "_save": "Save"}, follow=True)
+    assert "Save it as a new version" in refused.content.decode()
+    admin_client.post(path, {**form, "_newversion": "Save as new version"})
+    versions = dict(Environment.objects.filter(name="sums").values_list("version", "description"))
+    assert versions == {1: "", 2: "changed"}
+
+
+def test_a_quarantined_task_tells_why(domain: Domain, admin_client: Client) -> None:
+    task = Task.objects.create(dataset=domain.dataset, key="bad", payload={"a": "<b>"}, quarantine_reason="no gold answer")
+    assert "no gold answer" in admin_client.get("/admin/rollouts/task/?quarantined=yes").content.decode()
+    page = admin_client.get(f"/admin/rollouts/task/{task.pk}/change/").content.decode()
+    assert "&lt;b&gt;" in page
+    assert 'name="_save"' not in page
+
+
+def test_a_keys_secret_is_shown_once_and_works(domain: Domain, admin_client: Client) -> None:
+    form = {"project": str(domain.project.pk), "name": "trainer", "scopes": ["read", "submit"]}
+    page = admin_client.post("/admin/rollouts/apikey/add/", form, follow=True).content.decode()
+    secret = page.partition("The secret of trainer is ")[2].split(" ")[0]
+    key = authenticate(secret)
+    assert key is not None
+    assert key.scopes == ["read", "submit"]
+    for path in ("/admin/rollouts/apikey/", f"/admin/rollouts/apikey/{key.pk}/change/"):
+        again = admin_client.get(path)
+        assert again.status_code == 200
+        assert secret not in again.content.decode()
+        assert key.secret_sha256 not in again.content.decode()
+
+
+def test_a_key_without_scopes_is_not_issued(domain: Domain, admin_client: Client) -> None:
+    form = {"project": str(domain.project.pk), "name": "trainer"}
+    assert list(errors_of(admin_client, "/admin/rollouts/apikey/add/", form)) == ["scopes"]
+    assert not ApiKey.objects.exists()
+
+
+def test_revoking_stops_a_key(domain: Domain, admin_client: Client) -> None:
+    form = {"project": str(domain.project.pk), "name": "trainer", "scopes": ["read"]}
+    page = admin_client.post("/admin/rollouts/apikey/add/", form, follow=True).content.decode()
+    secret = page.partition("The secret of trainer is ")[2].split(" ")[0]
+    action = {"action": "revoke", "_selected_action": [str(ApiKey.objects.get().pk)]}
+    admin_client.post("/admin/rollouts/apikey/", action)
+    assert authenticate(secret) is None
+
+
+def test_a_server_that_does_not_answer_is_refused_at_its_url(domain: Domain, admin_client: Client) -> None:
+    form = {
+        "project": str(domain.project.pk),
+        "url": "http://127.0.0.1:9",
+        "policy_name": "new-policy",
+        "policy_version": "0",
+        "capacity": "4",
+        "api_key": "very secret",
+    }
+    response = admin_client.post("/admin/rollouts/llmserver/add/", form)
+    assert list(response.context["adminform"].form.errors) == ["url"]
+    assert "very secret" not in response.content.decode()
+    assert not Policy.objects.filter(name="new-policy").exists()
+
+
+def test_a_servers_key_is_kept_and_never_shown(domain: Domain, admin_client: Client) -> None:
+    LLMServer.objects.update(api_key="very secret")
+    path = f"/admin/rollouts/llmserver/{domain.server.pk}/change/"
+    assert "very secret" not in admin_client.get(path).content.decode()
+    admin_client.post(path, {"capacity": "16", "new_api_key": ""})
+    assert LLMServer.objects.values_list("capacity", "api_key").get() == (16, "very secret")
+    admin_client.post(path, {"capacity": "16", "new_api_key": "another"})
+    assert LLMServer.objects.get().api_key == "another"
+
+
+def test_servers_are_paused_resumed_and_probed_from_the_list(domain: Domain, admin_client: Client) -> None:
+    def act(action: str) -> str:
+        form = {"action": action, "_selected_action": [str(domain.server.pk)]}
+        admin_client.post("/admin/rollouts/llmserver/", form, follow=True)
+        return LLMServer.objects.get().state
+
+    assert act("pause") == "paused"
+    assert act("resume") == "live"
+    assert act("probe") == "dead"
+
+
+def test_a_rollout_can_be_read_and_cancelled_but_not_edited(domain: Domain, admin_client: Client) -> None:
+    rollout = domain.submit()[0]
+    path = f"/admin/rollouts/rollout/{rollout.pk}/change/"
+    assert admin_client.get(path).status_code == 200
+    assert admin_client.post(path, {"state": "succeeded"}).status_code == 403
+    assert admin_client.get("/admin/rollouts/rollout/add/").status_code == 403
+    assert admin_client.post(f"/admin/rollouts/rollout/{rollout.pk}/delete/", {"post": "yes"}).status_code == 403
+    admin_client.post("/admin/rollouts/rollout/", {"action": "cancel", "_selected_action": [str(rollout.pk)]})
+    rollout.refresh_from_db()
+    assert rollout.state == "cancelled"
+
+
+def test_every_list_of_the_admin_opens_with_few_queries(
+    domain: Domain, admin_client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    domain.submit(8)
+    registry = ["project", "environment", "dataset", "task", "policy", "llmserver", "apikey"]
+    history = ["run", "group", "rollout", "workerprocess"]
+    for path in [*(f"rollouts/{name}" for name in [*registry, *history]), "sandboxes/sandbox"]:
+        with django_assert_max_num_queries(14):
+            assert admin_client.get(f"/admin/{path}/").status_code == 200, path
+    assert Rollout.objects.count() == 8
