@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 
@@ -118,6 +119,7 @@ class Backend(Protocol):
     """
 
     name: str
+    state_dir: Path  # has a private directory per sandbox, called like it, with the channel to its broker (`sandboxes.channel`)
 
     async def probe(self) -> Mapping[str, str]:
         """What this host supports: binary, version, and for each limit how it is enforced. Raises `BackendUnavailable`."""

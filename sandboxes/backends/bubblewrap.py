@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from sandboxes import channel
 from sandboxes.backends import bwrap_program, host_processes
 from sandboxes.backends.bundle import build_bundle
-from sandboxes.backends.launch import INTERPRETER, LOG, Host, launch
+from sandboxes.backends.launch import INTERPRETER, LOG, Host, launch, read_mark
 from sandboxes.backends.seccomp import build_filter
 from sandboxes.errors import BackendUnavailable, SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
 from sandboxes.protocol import SandboxInfo, SandboxSpec
@@ -41,7 +41,7 @@ class BubblewrapBackend:
     name = "bubblewrap"
 
     def __init__(self, state_dir: Path, *, start_timeout: float = 15.0, stop_timeout: float = 5.0) -> None:
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._host: Host | None = None
@@ -56,7 +56,7 @@ class BubblewrapBackend:
         host = await self._probe()
         bwrap_program.check_binds(spec.binds)
         directory = self._directory(name)
-        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError:
@@ -64,18 +64,22 @@ class BubblewrapBackend:
         label = f"prorl-sandbox-{secrets.token_hex(8)}"
         # Written before there is a process: whatever happens from here on, `stop` knows what to look for.
         _write_record(directory, {"label": label})
-        with launch(host, directory, label, spec) as child_pid:
+        with launch(host, directory, label, spec):
             try:
                 async with asyncio.timeout(self._start_timeout):
                     session = await self.connect(name)
-                    await session.ping()
-                    await session.close()
+                    try:
+                        await session.ping()
+                    finally:
+                        await session.close()
             except (SandboxError, TimeoutError) as error:
                 log = (directory / LOG).read_text(errors="replace")[-2000:].strip()
                 raise SandboxStartFailed(f"{name}: {log or str(error) or 'no answer in time'}") from error
-            pid = child_pid()
-            info = SandboxInfo(name=name, backend=self.name, pid=pid, started_at=time.time(), enforced=host.enforced)
-            _write_record(directory, {"label": label, "pid_namespace": host_processes.namespace_of(pid), **asdict(info)})
+            mark = read_mark(directory, label)
+            if mark.pid is None:
+                raise SandboxStartFailed(f"{name}: bubblewrap did not report its process")
+            info = SandboxInfo(name=name, backend=self.name, pid=mark.pid, started_at=time.time(), enforced=host.enforced)
+            _write_record(directory, {"label": label, "pid_namespace": mark.namespace, **asdict(info)})
         return info
 
     async def connect(self, name: str) -> BrokerSession:
@@ -89,50 +93,26 @@ class BubblewrapBackend:
         directory = self._directory(name)
         label = _read_record(directory).get("label")
         if label is not None:
-            await self._end(name, label)
+            left = await asyncio.to_thread(host_processes.end_marked, read_mark(directory, label), self._stop_timeout)
+            if left:
+                raise TeardownFailed(f"{name}: processes {left} are still there")
         with contextlib.suppress(FileNotFoundError):  # removed by a concurrent stop
             shutil.rmtree(directory)
 
     async def list(self) -> list[str]:
-        if not self._state_dir.is_dir():
+        if not self.state_dir.is_dir():
             return []
-        return sorted(entry.name for entry in self._state_dir.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+        return sorted(entry.name for entry in self.state_dir.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
 
     def _directory(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a sandbox name: {name!r}")
-        return self._state_dir / name
+        return self.state_dir / name
 
     async def _probe(self) -> Host:
         if self._host is None:
             self._host = await asyncio.to_thread(_probe_host)
         return self._host
-
-    async def _end(self, name: str, label: str) -> None:
-        """Kill what carries the label, and all that lives in its namespace; return when nothing is left."""
-        alive: Sequence[host_processes.HostProcess] = ()
-        try:
-            async with asyncio.timeout(self._stop_timeout):
-                while alive := await asyncio.to_thread(host_processes.labelled, label):
-                    try:
-                        await _kill(alive)
-                        own = host_processes.namespace_of(os.getpid())  # where the launcher lives
-                        for namespace in {p.namespace for p in alive if p.namespace not in (None, own)}:
-                            survivors = await asyncio.to_thread(host_processes.members, namespace)
-                            if survivors:
-                                raise TeardownFailed(f"{name}: processes {survivors} are still in its namespace")
-                    finally:
-                        for process in alive:
-                            process.close()
-        except TimeoutError:
-            raise TeardownFailed(f"{name}: processes {[process.pid for process in alive]} do not end") from None
-
-
-async def _kill(processes: Sequence[host_processes.HostProcess]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        await process.gone()
 
 
 def _probe_host() -> Host:

@@ -3,20 +3,62 @@
 Two facts make this safe without any process of ours staying alive. Every sandbox's launcher and process 1 carry a random label
 in their arguments, which nobody inside can change for process 1. And everything inside lives in the process namespace of that
 process 1: the kernel ends all of it before process 1 itself is gone.
+
+Arguments are invisible while a process executes a new program or ends. Process 1 is therefore also known by what bubblewrap
+reports of it before letting it run: its pid and the inode of its namespace.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
+import select
 import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
 
 
-class HostProcess:
+@dataclass(frozen=True)
+class Mark:
+    """How the processes of one sandbox are recognised. Pid and namespace are None when no process 1 was reported."""
+
+    label: str
+    pid: int | None
+    namespace: int | None
+
+    def fits(self, pid: int) -> bool:
+        arguments = _arguments(pid)
+        if arguments:
+            return self.label.encode() in arguments
+        return pid == self.pid and namespace_of(pid) == self.namespace and not _is_zombie(pid)
+
+
+def end_marked(mark: Mark, timeout: float) -> list[int]:
+    """Kill a sandbox's launcher, its process 1 and all that lives in its namespace, and wait for their end.
+
+    Returns the pids of what is still there after `timeout` seconds: normally none. Blocks, normally for a few milliseconds.
+    """
+    deadline = time.monotonic() + timeout
+    own = namespace_of(os.getpid())  # where launchers live
+    while found := _marked(mark):
+        try:
+            for process in found:
+                process.kill()
+            late = [process.pid for process in found if not process.wait(deadline - time.monotonic())]
+            # Their namespaces are still held, so these numbers can mean no others.
+            survivors = [pid for process in found if process.namespace != own for pid in _members(process.namespace)]
+        finally:
+            for process in found:
+                process.close()
+        if late or survivors:
+            return late + survivors
+    return []
+
+
+class _HeldProcess:
     """One process, held by descriptors: its number and its namespace's may be reused, but not while they are held.
 
     `namespace` is the inode of its pid namespace, or None when it ended in the meantime.
@@ -36,15 +78,11 @@ class HostProcess:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
-    async def gone(self) -> None:
-        """Return when the process has ended, whoever its parent is."""
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-        loop.add_reader(self._fd, lambda: None if ended.done() else ended.set_result(None))
-        try:
-            await ended
-        finally:
-            loop.remove_reader(self._fd)
+    def wait(self, seconds: float) -> bool:
+        """Whether the process ended within that time, whoever its parent is."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -52,18 +90,16 @@ class HostProcess:
             os.close(self._namespace_fd)
 
 
-def labelled(label: str) -> list[HostProcess]:
-    """The living processes with `label` among their arguments; close each."""
-    wanted = label.encode()
+def _marked(mark: Mark) -> list[_HeldProcess]:
     found = []
     for pid in _pids():
-        try:
-            if wanted not in _arguments(pid):
-                continue
-            process = HostProcess(pid)
-        except (FileNotFoundError, ProcessLookupError):
+        if not mark.fits(pid):
             continue
-        if wanted in _arguments(pid):  # still the same one, now that it is held
+        try:
+            process = _HeldProcess(pid)
+        except ProcessLookupError:
+            continue
+        if mark.fits(pid):  # still the same one, now that it is held
             found.append(process)
         else:
             process.close()
@@ -78,11 +114,13 @@ def namespace_of(pid: int) -> int | None:
         return None
 
 
-def members(namespace: int) -> list[int]:
-    """Host pids of the processes in a pid namespace, zombies apart: they run nothing, and only their parent can reap them.
+def _members(namespace: int | None) -> list[int]:
+    """Pids of the processes in a pid namespace, zombies apart: they run nothing, and only their parent can reap them.
 
     Processes that we may not inspect belong to other users, hence not to our sandboxes.
     """
+    if namespace is None:
+        return []
     return [pid for pid in _pids() if namespace_of(pid) == namespace and not _is_zombie(pid)]
 
 
@@ -92,7 +130,7 @@ def _pids() -> list[int]:
 
 def _arguments(pid: int) -> list[bytes]:
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
         return []
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from sandboxes.protocol import SandboxSpec
 
 INTERPRETER = "/usr/bin/python3"
 LOG = "log"
+
+_STATUS = "bubblewrap.json"  # written by bubblewrap before it lets process 1 go on
+_ABANDON_TIMEOUT = 1.0  # what is left then, `stop` finds
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Host:
 
 
 @contextlib.contextmanager
-def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterator[Callable[[], int]]:
-    """Start the sandbox detached, and yield a function that tells the host pid of its process 1 once the broker serves.
+def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterator[None]:
+    """Start the sandbox detached, for the caller to wait inside the block until its broker serves.
 
     bubblewrap's own process only waits for process 1. It is ended with the block, so that no worker has to reap it later; if
     the block raises, the sandbox is ended too.
@@ -44,7 +47,7 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
         "dead_man_seconds": spec.dead_man_seconds,
     }
     with contextlib.ExitStack() as stack:
-        status = _memory_file(stack, b"")
+        status = stack.enter_context((directory / _STATUS).open("wb")).fileno()
         configuration = _memory_file(stack, json.dumps(config).encode())
         files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
         files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
@@ -58,7 +61,7 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
         try:
             launcher = subprocess.Popen(
                 [host.bwrap, "--args", str(arguments), "--", *broker],
-                stdin=listener,
+                stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,
                 pass_fds=inherited,
@@ -69,15 +72,24 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
             raise SandboxStartFailed(f"{directory.name}: {error}") from error
         listener.close()  # so that a connection fails at once when the launcher ends early
         try:
-            yield lambda: int(json.loads(os.pread(status, 4096, 0).splitlines()[0])["child-pid"])
+            yield
         except BaseException:
-            for process in host_processes.labelled(label):
-                process.kill()
-                process.close()
+            launcher.kill()
+            launcher.wait()
+            host_processes.end_marked(read_mark(directory, label), _ABANDON_TIMEOUT)
             raise
         finally:
             launcher.kill()
             launcher.wait()
+
+
+def read_mark(directory: Path, label: str) -> host_processes.Mark:
+    """How to recognise the processes of the sandbox that keeps its files in `directory`."""
+    try:
+        status = json.loads((directory / _STATUS).read_text().splitlines()[0])
+    except (FileNotFoundError, IndexError):
+        return host_processes.Mark(label, None, None)
+    return host_processes.Mark(label, int(status["child-pid"]), int(status["pid-namespace"]))
 
 
 def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:

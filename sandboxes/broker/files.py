@@ -14,6 +14,8 @@ _REASONS = {
     errno.ENOENT: "not_found",
     errno.EISDIR: "is_directory",
     errno.ENOTDIR: "not_a_directory",
+    errno.EEXIST: "not_a_directory",  # a parent of the path is a file
+    errno.ENXIO: "not_a_file",  # a pipe that nobody reads, a socket
     errno.EACCES: "permission",
     errno.EPERM: "permission",
     errno.EROFS: "permission",
@@ -31,25 +33,20 @@ class FileFailure(Exception):
         self.reason = reason
 
     @classmethod
-    def of(cls, error: OSError) -> FileFailure:
-        return cls(_REASONS.get(error.errno or 0, "other"), f"{error.strerror}: {error.filename!r}")
+    def of(cls, error: OSError, path: str) -> FileFailure:
+        return cls(_REASONS.get(error.errno or 0, "other"), f"{error.strerror}: {path!r}")
 
 
 def read(path: str, max_bytes: int) -> bytes:
     """The whole of a regular file of at most `max_bytes`. Raises FileFailure."""
     try:
-        # Without waiting: opening a pipe would otherwise stop the broker until somebody writes to it.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileFailure.of(error) from None
-    with open(fd, "rb", buffering=0) as file:
-        _require_regular(fd, path)
-        try:
+        fd = _open_regular(path, os.O_RDONLY)
+        with open(fd, "rb", buffering=0) as file:
             data = bytearray()
             while chunk := file.read(min(max_bytes + 1 - len(data), 1 << 20)):
                 data += chunk
-        except OSError as error:
-            raise FileFailure.of(error) from None
+    except OSError as error:
+        raise FileFailure.of(error, path) from None
     if len(data) > max_bytes:
         raise FileFailure("too_large", f"more than {max_bytes} bytes: {path!r}")
     return bytes(data)
@@ -61,22 +58,14 @@ def write(path: str, data: bytes, max_bytes: int) -> None:
         raise FileFailure("too_large", f"{len(data)} bytes are more than the {max_bytes} a file may have: {path!r}")
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    except FileExistsError as error:
-        raise FileFailure("not_a_directory", f"Not a directory: {error.filename!r}") from None
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise FileFailure("not_a_file", f"not a regular file: {path!r}") from None
-        raise FileFailure.of(error) from None
-    with open(fd, "wb", buffering=0) as file:
-        _require_regular(fd, path)
-        try:
+        fd = _open_regular(path, os.O_WRONLY | os.O_CREAT)
+        with open(fd, "wb", buffering=0) as file:
             file.truncate(0)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
-        except OSError as error:
-            raise FileFailure.of(error) from None
+    except OSError as error:
+        raise FileFailure.of(error, path) from None
 
 
 def list_directory(path: str) -> list[dict[str, object]]:
@@ -90,16 +79,20 @@ def list_directory(path: str) -> list[dict[str, object]]:
                 status = entry.stat(follow_symlinks=False)
                 entries.append({"path": entry.path, "kind": _kind(status.st_mode), "size": status.st_size})
     except OSError as error:
-        raise FileFailure.of(error) from None
+        raise FileFailure.of(error, path) from None
     return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
-def _require_regular(fd: int, path: str) -> None:
+def _open_regular(path: str, flags: int) -> int:
+    # Without waiting: opening a pipe would otherwise stop the broker until somebody opens its other end.
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
     if stat.S_ISDIR(mode):
-        raise FileFailure("is_directory", f"Is a directory: {path!r}")
-    if not stat.S_ISREG(mode):
-        raise FileFailure("not_a_file", f"not a regular file: {path!r}")
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise FileFailure("not_a_file", f"not a regular file: {path!r}")
 
 
 def _kind(mode: int) -> str:

@@ -81,14 +81,16 @@ class Shell(Tool):
         send(pid, signal.SIGINT)
         interrupt_descendants(pid, since)
 
+    def _kill_child(self) -> None:
+        self._note_directory()
+        super()._kill_child()
+
     def _release(self) -> None:
         self._loop.unwatch(self._status)
         close_all(self._lines, self._status, self._command)
 
     def _result(self, outcome: Mapping[str, Any]) -> dict[str, Any]:
-        if self.pid is not None:
-            with contextlib.suppress(OSError):  # killed just now: the last known directory is what the next shell gets
-                self.cwd = working_directory(self.pid)
+        self._note_directory()
         return {"exit_code": outcome["exit_code"], "cwd": self.cwd}
 
     def _on_status(self, _events: int) -> None:
@@ -103,3 +105,8 @@ class Shell(Tool):
             self._on_channel_closed()
         elif newline:
             self._kill_child()  # the command wrote to the shell's own descriptors: its reports are worth nothing any more
+
+    def _note_directory(self) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(OSError):  # it ended just now: the last known directory has to do
+                self.cwd = working_directory(self.pid)

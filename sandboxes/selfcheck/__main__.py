@@ -1,0 +1,14 @@
+"""`python -m sandboxes.selfcheck BACKEND STATE_DIR`: the suite without Django, for any interpreter and any user."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from sandboxes.registry import get_backend
+from sandboxes.selfcheck.report import run_and_print
+
+if __name__ == "__main__":
+    name, state_dir = sys.argv[1:]
+    sys.exit(not asyncio.run(run_and_print(get_backend(name, Path(state_dir)), print, as_json=True)))

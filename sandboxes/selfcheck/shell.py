@@ -1,0 +1,106 @@
+"""The `bash` verb."""
+
+from __future__ import annotations
+
+# Paths in /tmp are the sandbox's.
+# ruff: noqa: S108
+import asyncio
+
+from sandboxes.protocol import Limits, SandboxSpec
+from sandboxes.selfcheck.framework import Bench, check, expect, expect_equal, expect_output
+
+
+@check("variables, functions and the working directory survive between commands")
+async def keeps_state(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        result = await session.bash("x=5; f() { echo f$1; }; mkdir -p /tmp/a; cd /tmp/a", timeout=5)
+        expect_equal(result.cwd, "/tmp/a", "the reported directory")
+        expect_output(await session.bash("f $x; pwd", timeout=5), "f5\n/tmp/a\n")
+
+
+@check("exit codes are those of the last command, also of pipes, signals and syntax errors")
+async def reports_exit_codes(bench: Bench) -> None:
+    commands = {"true": 0, "false": 1, "(exit 42)": 42, "true | false": 1, "nosuchcommand": 127, "sh -c 'kill -9 $$'": 137}
+    async with bench.sandbox() as session:
+        for command, expected in commands.items():
+            expect_equal((await session.bash(command, timeout=5)).exit_code, expected, f"the exit code of {command!r}")
+
+
+@check("standard output and standard error come back together, in order")
+async def merges_streams(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        expect_output(await session.bash("echo 1; echo 2 >&2; echo 3", timeout=5), "1\n2\n3\n")
+
+
+@check("commands read an empty standard input")
+async def has_empty_stdin(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        expect_output(await session.bash("cat; echo end", timeout=5), "end\n")
+
+
+@check("unbalanced quotes, open here-documents and aborted expansions give a result, and the shell goes on")
+async def survives_broken_commands(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.bash("x=kept", timeout=5)
+        for command in ("echo 'open", "if true; then", "echo $(", "${nothing:?missing}", "cat <<E\ntext"):
+            result = await session.bash(command, timeout=5)
+            expect(not result.timed_out and not result.restarted, f"{command!r} gave {result}")
+        expect_output(await session.bash("echo $x", timeout=5), "kept\n")
+
+
+@check("`exit` and `exec` end the shell: the code is reported, the next command gets a new shell in the same directory")
+async def restarts_after_exit(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.bash("cd /tmp", timeout=5)
+        result = await session.bash("exit 3", timeout=5)
+        expect(result.exit_code == 3 and result.restarted, f"`exit 3` gave {result}")
+        expect_output(await session.bash("pwd", timeout=5), "/tmp\n")
+        result = await session.bash("exec echo replaced", timeout=5)
+        expect(result.output == "replaced\n" and result.restarted, f"`exec` gave {result}")
+        expect_output(await session.bash("pwd", timeout=5), "/tmp\n")
+
+
+@check("a background process does not hold up its command, and lives on")
+async def leaves_background_processes_alone(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        result = await session.bash("sleep 60 & echo $! > /tmp/pid", timeout=5)
+        expect(result.duration < 2 and result.exit_code == 0, f"starting it gave {result}")
+        expect_output(await session.bash("kill -0 $(cat /tmp/pid) && echo alive", timeout=5), "alive\n")
+
+
+@check("output over the limit keeps its head and its tail, and the result says how many bytes are missing")
+async def cuts_long_output(bench: Bench) -> None:
+    async with bench.sandbox(SandboxSpec(limits=Limits(output_bytes=1000))) as session:
+        result = await session.bash("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last", timeout=20)
+        total = len("first\n") + 5_000_000 + len("\nlast\n")
+        expect(result.output.startswith("first\n") and result.output.endswith("\nlast\n"), "head or tail is missing")
+        expect_equal(result.truncated_bytes, total - 1000, "the number of missing bytes")
+        expect(str(total - 1000) in result.output, "the output does not say how much is missing")
+        expect(len(result.output) < 1100, f"{len(result.output)} characters were kept")
+
+
+@check("output that is not UTF-8 is decoded with replacement characters")
+async def decodes_binary_output(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        expect_output(await session.bash("printf 'a\\377b\\0c'", timeout=5), "a�b\0c")
+
+
+@check("a command of a megabyte runs")
+async def runs_long_commands(bench: Bench) -> None:
+    text = "y" * 1_000_000
+    async with bench.sandbox() as session:
+        result = await session.bash(f"cat > /tmp/long <<'E'\n{text}\nE\nwc -c < /tmp/long", timeout=20)
+        expect_output(result, f"{len(text) + 1}\n")
+
+
+@check("concurrent commands queue up in order; shell and interpreter work side by side")
+async def queues_commands(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(session.bash(f"echo {number} >> /tmp/order", timeout=10))
+        expect_output(await session.bash("cat /tmp/order", timeout=5), "".join(f"{n}\n" for n in range(20)))
+        blocked = asyncio.create_task(session.bash("until [ -e /tmp/go ]; do sleep 0.05; done", timeout=20))
+        cell = await session.python("open('/tmp/go', 'w').close()", timeout=10)
+        expect(cell.error is None, f"the cell failed: {cell.error}")
+        expect_equal((await blocked).exit_code, 0, "the exit code of the command that waited for a cell")
