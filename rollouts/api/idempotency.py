@@ -41,7 +41,7 @@ def idempotent(handler: HandlerT) -> HandlerT:
         project = access_of(request).project
         fingerprint = _fingerprint(request)
         with transaction.atomic():
-            _claim(project, key)
+            hold(project, key)
             stored = IdempotentResponse.objects.filter(project=project, key=key).first()
             if stored is not None:
                 return _replay(stored, fingerprint)
@@ -58,7 +58,7 @@ def idempotent(handler: HandlerT) -> HandlerT:
     return cast(HandlerT, post)
 
 
-def _claim(project: Project, key: str) -> None:
+def hold(project: Project, key: str) -> None:
     """Hold the key until the transaction ends. A lock rather than a row, so that a twin is told at once instead of waiting."""
     number = int.from_bytes(hashlib.sha256(f"{project.id} {key}".encode()).digest()[:8], "big", signed=True)
     with connection.cursor() as cursor:

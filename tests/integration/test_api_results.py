@@ -1,0 +1,210 @@
+"""Delivery by long poll: every finished rollout exactly once, whatever commits late, and no connection held while waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from rollouts.lifecycle import State
+from rollouts.models import ModelCall, Reward, Rollout
+from rollouts.services.cancel import cancel_rollouts
+from tests.integration.api_case import ApiCase, expect_problem
+
+# Delivery looks at all transactions of the database cluster, so rows of an open test transaction would never be delivered.
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def case(transactional_db: None) -> ApiCase:
+    return ApiCase()
+
+
+def finish(rollout: Rollout) -> None:
+    cancel_rollouts(project=rollout.project, rollout_id=rollout.id)
+
+
+def get(case: ApiCase, after: str = "", **query: Any) -> dict[str, Any]:
+    answer = case.reader.get(f"/api/v1/runs/{case.domain.run.id}/results/", {"after": after, **query})
+    assert answer.status_code == 200, answer.content
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def get_settled(case: ApiCase, expected: int, after: str = "", **query: Any) -> dict[str, Any]:
+    """As `get`, once other tests' transactions on the same server no longer hold back this many results."""
+    deadline = time.monotonic() + 30
+    while len((answer := get(case, after, **query))["results"]) < expected:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.02)
+    return answer
+
+
+@contextmanager
+def finishing(rollout: Rollout) -> Iterator[None]:
+    """In another transaction, which has finished `rollout` and commits at the end of the block."""
+    done, commit = threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            with transaction.atomic():
+                finish(rollout)
+                done.set()
+                assert commit.wait(30)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert done.wait(30)
+        yield
+    finally:
+        commit.set()
+        thread.join()
+
+
+def test_results_come_in_order_and_once(case: ApiCase) -> None:
+    rollouts = case.domain.submit(n=5)
+    for rollout in (rollouts[3], rollouts[0], rollouts[4]):
+        finish(rollout)
+    first = get_settled(case, 2, limit=2)
+    assert [row["id"] for row in first["results"]] == [str(rollouts[3].id), str(rollouts[0].id)]
+    assert first["done"] is False
+    second = get_settled(case, 1, first["next"], limit=2)
+    assert [row["id"] for row in second["results"]] == [str(rollouts[4].id)]
+    assert second["done"] is False
+    nothing = get(case, second["next"])
+    assert (nothing["results"], nothing["next"], nothing["done"]) == ([], second["next"], False)
+    for rollout in (rollouts[2], rollouts[1]):
+        finish(rollout)
+    last = get_settled(case, 2, second["next"])
+    assert [row["id"] for row in last["results"]] == [str(rollouts[2].id), str(rollouts[1].id)]
+    assert last["done"] is True
+    assert get(case, last["next"]) == {"results": [], "next": last["next"], "done": True}
+
+
+def test_each_result_carries_its_own_cursor(case: ApiCase) -> None:
+    for rollout in case.domain.submit(n=3):
+        finish(rollout)
+    everything = get_settled(case, 3)["results"]
+    assert get(case, everything[0]["cursor"])["results"] == everything[1:]
+
+
+def test_many_finished_by_one_transaction_come_in_pages(case: ApiCase) -> None:
+    ids = {str(rollout.id) for rollout in case.domain.submit(n=7)}
+    cancel_rollouts(project=case.domain.project, run_id=case.domain.run.id)
+    get_settled(case, 7)
+    after, seen, sizes = "", [], []
+    while True:
+        page = get(case, after, limit=3)
+        seen += [row["id"] for row in page["results"]]
+        sizes.append(len(page["results"]))
+        after = page["next"]
+        if page["done"]:
+            break
+    assert sizes == [3, 3, 1]
+    assert seen == sorted(ids)
+
+
+def test_a_late_commit_is_never_skipped(case: ApiCase) -> None:
+    early, late = case.domain.submit(n=2)
+    with finishing(late):  # begins first, commits last
+        finish(early)
+        held_back = get(case)
+        assert (held_back["results"], held_back["done"]) == ([], False)
+    answer = get_settled(case, 2, held_back["next"])
+    assert [row["id"] for row in answer["results"]] == [str(late.id), str(early.id)]
+    assert answer["done"] is True
+
+
+def test_waiting_holds_no_connection_and_ends_with_the_first_result(case: ApiCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout, _ = case.domain.submit(n=2)
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def observed(seconds: float) -> None:
+        assert connection.connection is None
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            finish(rollout)
+            connection.close()
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", observed)
+    answer = get(case, wait=30)
+    assert [row["id"] for row in answer["results"]] == [str(rollout.id)]
+    assert len(pauses) >= 2
+    assert max(pauses) <= 0.25
+
+
+def test_waiting_ends_at_its_time(case: ApiCase) -> None:
+    case.domain.submit()
+    started = time.monotonic()
+    assert get(case, wait=0.6)["results"] == []
+    assert 0.6 <= time.monotonic() - started < 5
+
+
+def test_nothing_to_wait_for_is_answered_at_once(case: ApiCase) -> None:
+    started = time.monotonic()
+    assert get(case, wait=60) == {"results": [], "next": get(case)["next"], "done": True}
+    assert time.monotonic() - started < 5
+
+
+def test_results_carry_rewards_and_trajectories_on_request(case: ApiCase) -> None:
+    rollout = case.domain.rollout_in(State.SUCCEEDED)
+    for version, value in ((1, 0.0), (2, 1.0)):
+        Reward.objects.create(rollout=rollout, version=version, name="correct", value=value)
+    ModelCall.objects.create(
+        rollout=rollout,
+        attempt=rollout.attempt,
+        turn=1,
+        context_ids=[1, 2],
+        sampled_ids=[3],
+        logprobs=[-0.5],
+        finish_reason="stop",
+        prompt_tokens=2,
+        policy="tiny",
+        policy_version=1,
+        latency=0.1,
+    )
+    [plain] = get_settled(case, 1)["results"]
+    assert plain["rewards"] == {"correct": 1.0}
+    assert "trajectory" not in plain
+    [full] = get(case, include="trajectory")["results"]
+    assert full["trajectory"]["segments"] == [{"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5]}]
+    assert {**plain, "trajectory": full["trajectory"]} == full
+
+
+def test_only_the_own_project_gets_results(case: ApiCase) -> None:
+    case.check_read_access(f"/api/v1/runs/{case.domain.run.id}/results/")
+
+
+@pytest.mark.parametrize(
+    ("query", "parameter"),
+    [({"wait": 61}, "?wait"), ({"wait": -1}, "?wait"), ({"wait": "nan"}, "?wait"), ({"include": "tokens"}, "?include")],
+)
+def test_wrong_parameters_are_named(case: ApiCase, query: dict[str, Any], parameter: str) -> None:
+    answer = case.reader.get(f"/api/v1/runs/{case.domain.run.id}/results/", query)
+    expect_problem(answer, 400, "invalid_parameter", parameter)
+
+
+def test_a_cursor_from_another_run_is_harmless(case: ApiCase) -> None:
+    case.domain.submit()
+    cancel_rollouts(project=case.domain.project, run_id=case.domain.run.id)
+    cursor = get_settled(case, 1)["next"]
+    answer = case.stranger.get(f"/api/v1/runs/{case.other.run.id}/results/", {"after": cursor})
+    assert answer.json()["results"] == []
+
+
+def test_the_number_of_queries_does_not_grow(case: ApiCase, django_assert_num_queries: Any) -> None:
+    case.domain.submit(n=20)
+    cancel_rollouts(project=case.domain.project, run_id=case.domain.run.id)
+    get_settled(case, 20)
+    for limit in (1, 20):
+        with django_assert_num_queries(9):  # key, run, rollouts, 2 for `done`, rewards, 3 for trajectories
+            assert len(get(case, limit=limit, include="trajectory")["results"]) == limit
