@@ -1,0 +1,142 @@
+"""The broker as a plain process, without a sandbox around it: what does not depend on isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxes import channel
+from sandboxes.backends.bundle import build_bundle
+from sandboxes.errors import SandboxFileError, SandboxLost, SandboxProtocolError
+from sandboxes.session import BrokerSession
+
+LIMITS = {
+    "memory_mb": 4096,
+    "processes": 100_000,  # counted for the whole user where there is no namespace
+    "file_size_mb": 16,
+    "disk_mb": 0,
+    "open_files": 1024,
+    "output_bytes": 1000,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "broker.pyz"
+    path.write_bytes(build_bundle(sys.executable))
+    return path
+
+
+def start_broker(bundle: Path, home: Path, dead_man: float = 60.0) -> subprocess.Popen[bytes]:
+    config = home / "config.json"
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    config.write_text(json.dumps({"limits": LIMITS, "env": env, "dead_man_seconds": dead_man}))
+    with channel.listen(home) as listener, config.open("rb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(bundle), str(file.fileno()), "label"],
+            stdin=listener.fileno(),
+            pass_fds=[file.fileno()],
+            env=env,
+        )
+
+
+@pytest.fixture
+def broker(bundle: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = start_broker(bundle, tmp_path)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+async def session(broker: subprocess.Popen[bytes], tmp_path: Path) -> AsyncIterator[BrokerSession]:
+    session = await BrokerSession.open("test", channel.connect(tmp_path))
+    yield session
+    await session.close()
+
+
+async def test_tools_keep_their_state_over_connections(session: BrokerSession, tmp_path: Path) -> None:
+    await session.bash("x=5", timeout=5)
+    await session.python("y = 6", timeout=10)
+    await session.close()
+    other = await BrokerSession.open("test", channel.connect(tmp_path))
+    assert (await other.bash("echo $x", timeout=5)).output == "5\n"
+    assert (await other.python("y", timeout=10)).value == "6"
+    await other.close()
+
+
+async def test_a_child_that_outlives_its_parents_is_killed_at_the_timeout(session: BrokerSession, tmp_path: Path) -> None:
+    result = await session.bash("(setsid sleep 600 & echo $! > pid); sleep 600", timeout=0.5)
+    assert result.timed_out
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}/exe").exists():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the child is still there")
+
+
+async def test_a_command_that_closes_every_descriptor_costs_only_the_shell(session: BrokerSession) -> None:
+    result = await session.bash('for fd in /proc/$$/fd/*; do eval "exec ${fd##*/}>&-"; done', timeout=1)
+    assert result.restarted
+    assert (await session.bash("echo back", timeout=5)).output == "back\n"
+
+
+async def test_a_cell_that_writes_to_its_channel_costs_only_the_interpreter(session: BrokerSession) -> None:
+    result = await session.python("import os; os.write(250, b'x' * 100)", timeout=5)
+    assert result.restarted
+    assert (await session.python("1 + 1", timeout=10)).value == "2"
+
+
+async def test_cancelled_calls_free_the_tool(session: BrokerSession) -> None:
+    calls = [asyncio.create_task(session.bash("sleep 600", timeout=600)) for _ in range(5)]
+    await session.ping()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert (await session.bash("echo free", timeout=5)).output == "free\n"
+
+
+async def test_file_errors_carry_reason_and_path(session: BrokerSession) -> None:
+    with pytest.raises(SandboxFileError) as raised:
+        await session.read_file("none")
+    assert (raised.value.reason, raised.value.path) == ("not_found", "none")
+
+
+async def test_requests_the_broker_cannot_understand_are_protocol_errors(session: BrokerSession) -> None:
+    with pytest.raises(SandboxProtocolError):
+        await session.bash("true", timeout=-1)
+
+
+async def test_closing_ends_pending_calls(session: BrokerSession) -> None:
+    pending = asyncio.create_task(session.bash("sleep 600", timeout=600))
+    await session.ping()
+    await session.close()
+    with pytest.raises(SandboxLost):
+        await pending
+    with pytest.raises(SandboxLost):
+        await session.ping()
+
+
+async def test_nobody_connected_ends_the_broker(bundle: Path, tmp_path: Path) -> None:
+    process = start_broker(bundle, tmp_path, dead_man=0.2)
+    assert await asyncio.to_thread(process.wait, 10) == 0
+
+
+async def test_descriptors_do_not_leak_when_tools_restart(broker: subprocess.Popen[bytes], session: BrokerSession) -> None:
+    async def restart_both() -> int:
+        assert (await session.bash("exit 1", timeout=5)).restarted
+        assert (await session.python("import os; os._exit(1)", timeout=10)).restarted
+        return len(list(Path(f"/proc/{broker.pid}/fd").iterdir()))
+
+    await restart_both()
+    before = await restart_both()
+    for _ in range(5):
+        after = await restart_both()
+    assert after == before
