@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 import httpx
@@ -17,9 +16,8 @@ _REPEATED = frozenset({429, 500, 502, 503, 504})
 class Retries:
     """The failures of one call. Gives up when the next attempt would start over `patience` seconds after the first failure."""
 
-    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._clock = clock
         self._failures = 0
         self._first_failure = 0.0
 
@@ -36,7 +34,7 @@ class Retries:
         return self._pause(_retry_after(response)) if repeated else None
 
     def _pause(self, at_least: float) -> float | None:
-        now = self._clock()
+        now = time.monotonic()
         if self._failures == 0:
             self._first_failure = now
         longest = min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
