@@ -150,8 +150,8 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},
-        "celery": {
-            "level": "WARNING"
-        },  # a line for every message received and every job done says nothing the database does not
+        "httpx": {"level": "WARNING"},
+        # A line for every message received and every job done says nothing that the database does not.
+        "celery": {"level": "WARNING"},
     },
 }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.core.validators import RegexValidator
 from django.db import models
 from django.utils import timezone
 
 from .fields import uuid7
 from .project import Project, name_validator
+
+url_validator = RegexValidator(r"^https?://[^\s/?#]+(/[^\s?#]*)?\Z", "Use http://host:port or https://host:port.")
 
 
 class Policy(models.Model):
@@ -41,7 +44,8 @@ class LLMServer(models.Model):
     project = models.ForeignKey(Project, models.CASCADE, related_name="llm_servers")
     policy = models.ForeignKey(Policy, models.PROTECT, related_name="servers")
     policy_version = models.PositiveIntegerField(default=0)
-    url = models.URLField(max_length=300, help_text="Root of the server, without /v1.")
+    # No URLField: it refuses the short host names of a cluster.
+    url = models.CharField(max_length=300, validators=[url_validator], help_text="Root of the server, without /v1.")
     model = models.CharField(max_length=200, help_text="The model name the server answers to.")
     api_key = models.CharField(max_length=200, blank=True, help_text="Sent as a bearer token; never shown.")
     capacity = models.PositiveIntegerField(default=64, help_text="Rollouts it takes at once.")

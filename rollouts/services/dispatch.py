@@ -120,6 +120,8 @@ def _for_initializing(capacity: Counter[tuple[str, str]], now: datetime, stale: 
         slots[stage] += concurrency
     active = Rollout.objects.filter(state__in=[state.value for state in ACTIVE])
     states = Counter({row["state"]: row["count"] for row in active.values("state").annotate(count=Count("id"))})
+    if not slots[Stage.RUN.value]:
+        return []  # sandboxes that nobody would use
     started = states[State.INITIALIZING.value] + _hinted(State.QUEUED, stale).count()
     ahead_of_run = started + states[State.READY.value] + states[State.RUNNING.value]
     room = min(slots[Stage.INIT.value] - started, slots[Stage.RUN.value] + settings.READY_BUFFER - ahead_of_run)

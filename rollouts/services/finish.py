@@ -127,21 +127,19 @@ def _retry_values(retries: int) -> dict[str, Any]:
     return {"infra_retries": retries + 1, "not_before": timezone.now() + timedelta(seconds=backoff)}
 
 
-def hand_back(*, claim: Claim, reason: str) -> None:
-    """The worker process stops: its rollouts go back at once and count no retry. EVAL only gives up its lease."""
-    if claim.stage is Stage.EVAL:
-        move([claim.rollout_id], to=State.EVALUATING, guard=claim.guard, kind=EventKind.RELEASED, data={"reason": reason})
-        return
+def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> bool:
+    """Nothing failed, but the worker stops or the node has none for it: back at once, and no retry is counted.
+
+    EVAL only gives up its lease. False when `guard` does not hold (any more).
+    """
+    data = {"reason": reason, "stage": stage.value}
+    if stage is Stage.EVAL:
+        return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, data=data))
     with transaction.atomic():
-        moved = move(
-            [claim.rollout_id],
-            to=State.QUEUED,
-            guard=claim.guard,
-            kind=EventKind.REQUEUED,
-            values={"node": "", **_NO_TERMINATION},
-            data={"reason": reason},
-        )
-        _close_attempts(moved, State.QUEUED, stage=claim.stage, error=reason)
+        values = {"node": "", **_NO_TERMINATION}
+        moved = move([rollout_id], to=State.QUEUED, guard=guard, kind=EventKind.REQUEUED, values=values, data=data)
+        _close_attempts(moved, State.QUEUED, stage=stage, error=reason)
+    return bool(moved)
 
 
 def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None, stage: Stage | None) -> int:

@@ -13,7 +13,7 @@ from rollouts.lifecycle import PHASES, STAGES, Cause, Stage, State, Termination
 from rollouts.models import Rollout, WorkerProcess
 from rollouts.run_settings import RunSettings
 
-from .finish import finish_cancelled, give_up_attempt
+from .finish import finish_cancelled, give_up_attempt, hand_back
 from .transition import Guard
 
 
@@ -58,9 +58,10 @@ def _take_back_from_lost_nodes() -> int:
     patience = timezone.now() - timedelta(seconds=settings.LEASE_SECONDS)
     waiting = Rollout.objects.filter(~Exists(live), state=State.READY.value, state_changed_at__lt=patience)
     taken = 0
-    for rollout in waiting.select_related("run"):
+    for rollout in waiting:
         guard = Guard([State.READY], rollout.attempt, unheld=True)
-        taken += _take_back(rollout, Stage.RUN, guard, f"node {rollout.node} has no RUN worker any more")
+        reason = f"node {rollout.node} has no RUN worker any more"
+        taken += hand_back(rollout_id=rollout.id, guard=guard, stage=Stage.RUN, reason=reason)
     return taken
 
 

@@ -27,7 +27,7 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
         pool="threads",
         concurrency=concurrency,
         queues=[queue_name(stage, node)],
-        loglevel="WARNING",
+        quiet=True,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,

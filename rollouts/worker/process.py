@@ -156,7 +156,9 @@ class WorkerProcess:
                 finish_cancelled, ids=[claimed.rollout_id], guard=claimed.guard, phase=PHASES[self.stage], stage=self.stage
             )
         elif why is Interruption.DRAINING:
-            await self._database.insist(hand_back, claim=claimed, reason=why.value)
+            await self._database.insist(
+                hand_back, rollout_id=claimed.rollout_id, guard=claimed.guard, stage=self.stage, reason=why.value
+            )
         elif why is None:
             raise  # not ours: the loop itself is being torn down
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slow_model() -> Iterator[str]:
     """A scripted model that takes half a second for each reply."""
     yield from _scripted("--delay", "0.5")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quick_model() -> Iterator[str]:
     yield from _scripted()
 
@@ -27,6 +27,6 @@ def _scripted(*arguments: str) -> Iterator[str]:
         process.terminate()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rabbitmq_url() -> str:
     return ""

@@ -65,7 +65,12 @@ class Platform:
         log = (self.folder / "log" / f"{name}.log").open("ab")
         self._logs.append(log)
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-m", *command],
+            env=self.env,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self.processes[name] = process
         return process
@@ -84,7 +89,9 @@ class Platform:
 
     def start_web(self) -> str:
         port = free_port()
-        self.spawn("web", "uvicorn", "prorl_site.asgi:application", "--port", str(port), "--lifespan", "off", "--log-level", "warning")
+        self.spawn(
+            "web", "uvicorn", "prorl_site.asgi:application", "--port", str(port), "--lifespan", "off", "--log-level", "warning"
+        )
         url = f"http://127.0.0.1:{port}"
         self.wait_for(lambda: http_answers(f"{url}/login/"), "the web server")
         return url
@@ -113,12 +120,16 @@ class Platform:
 
     def wait_until_all_finished(self, *, timeout: float = 90.0) -> None:
         self.wait_for(
-            lambda: self.value("SELECT count(*) = 0 FROM rollouts_rollout WHERE finished_at IS NULL"), "all rollouts", timeout=timeout
+            lambda: self.value("SELECT count(*) = 0 FROM rollouts_rollout WHERE finished_at IS NULL"),
+            "all rollouts",
+            timeout=timeout,
         )
 
     def tails(self) -> str:
         states = self.rows("SELECT state, count(*) FROM rollouts_rollout GROUP BY state")
-        logs = [f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in self._log_files()]
+        logs = [
+            f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in self._log_files()
+        ]
         return "\n".join([str(states), *logs])
 
     def _log_files(self) -> list[Path]:

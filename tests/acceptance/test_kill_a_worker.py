@@ -10,7 +10,11 @@ from tests.acceptance.platform import Platform, running_platform, submit
 
 SUMS = [{"n": 5, "environment": "sums", "payload": {"a": a, "b": 1}} for a in range(5)]
 PROBLEMS = [
-    {"n": 5, "environment": "math", "payload": {"id": f"m{i}", "question": f"What is 12 * {i}?", "expected_answer": str(12 * i)}}
+    {
+        "n": 5,
+        "environment": "math",
+        "payload": {"id": f"m{i}", "question": f"What is 12 * {i}?", "expected_answer": str(12 * i)},
+    }
     for i in range(5)
 ]
 # A moment at which the stage has work in hand.
@@ -32,12 +36,16 @@ def test_all_fifty_finish_exactly_once(stage: str, tmp_path: Path, rabbitmq_url:
         assert_each_finished_once(platform, 50)
         lost = "SELECT count(*) FROM rollouts_rolloutevent WHERE data->>'cause' = 'worker_lost'"
         assert platform.value(lost) >= 1
-        platform.wait_for(lambda: platform.value("SELECT count(*) = 0 FROM sandboxes_sandbox WHERE stopped_at IS NULL"), "sandboxes to go")
+        platform.wait_for(
+            lambda: platform.value("SELECT count(*) = 0 FROM sandboxes_sandbox WHERE stopped_at IS NULL"), "sandboxes to go"
+        )
 
 
 def assert_each_finished_once(platform: Platform, count: int) -> None:
     terminal = ("succeeded", "failed", "timed_out", "cancelled", "discarded")
-    assert platform.rows("SELECT state, count(*)::int AS n FROM rollouts_rollout GROUP BY state") == [{"state": "succeeded", "n": count}]
+    assert platform.rows("SELECT state, count(*)::int AS n FROM rollouts_rollout GROUP BY state") == [
+        {"state": "succeeded", "n": count}
+    ]
     ends = "SELECT count(*)::int FROM rollouts_rolloutevent WHERE to_state = ANY(%s) GROUP BY rollout_id"
     assert [next(iter(row.values())) for row in platform.rows(ends, list(terminal))] == [1] * count
     assert platform.value("SELECT count(*)::int FROM (SELECT DISTINCT rollout_id, version FROM rollouts_reward) r") == count

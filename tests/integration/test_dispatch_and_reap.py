@@ -68,7 +68,7 @@ class TestTheWholeWay:
         domain.claim(rollout, Stage.INIT)
         assert not hand_over_ready(claim=old, sandbox_name="x")
         fail(claim=old, failure=LOST)
-        hand_back(claim=old, reason="late")
+        assert not hand_back(rollout_id=rollout.id, guard=old.guard, stage=Stage.INIT, reason="late")
         assert not record_turn(claim=old, record=TurnRecord(turn=0))
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.attempt, rollout.infra_retries) == ("initializing", 2, 1)
@@ -114,7 +114,8 @@ class TestRetries:
 
     def test_draining_burns_no_retry(self, domain: Domain):
         rollout = domain.submit()[0]
-        hand_back(claim=domain.claim(rollout, Stage.INIT), reason="the worker is stopping")
+        held = domain.claim(rollout, Stage.INIT)
+        assert hand_back(rollout_id=rollout.id, guard=held.guard, stage=Stage.INIT, reason="the worker is stopping")
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.infra_retries, rollout.not_before) == ("queued", 0, None)
 
@@ -149,7 +150,13 @@ class TestReaper:
         assert reap() == 0
         Rollout.objects.filter(id=rollout.id).update(state_changed_at=timezone.now() - timedelta(minutes=5))
         assert reap() == 1
-        assert refreshed(rollout).state == "queued"
+        rollout = refreshed(rollout)
+        assert (rollout.state, rollout.infra_retries) == ("queued", 0)
+
+    def test_nothing_is_initialised_while_nobody_could_run_it(self, domain: Domain):
+        domain.worker(Stage.INIT)
+        domain.submit()
+        assert due_hints() == []
 
 
 class TestCancel:
