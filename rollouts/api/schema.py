@@ -64,7 +64,7 @@ _IDEMPOTENCY_KEY = OpenApiParameter(
 
 def documented(
     operation: str,
-    summary: str,
+    description: str,
     answer: Any,
     *,
     status: int = 200,
@@ -72,12 +72,12 @@ def documented(
     query: type[Query] = Query,
     creates: bool = False,
 ) -> Callable[[F], F]:
-    """The operation's entry in the OpenAPI schema."""
+    """The operation's entry in the OpenAPI schema. `operation` becomes its id and its heading: `list_runs`, List runs."""
     parameters: list[Any] = [query, *([_IDEMPOTENCY_KEY] if creates else [])]  # drf-spectacular takes Pydantic models too
     return extend_schema(
         operation_id=operation,
-        summary=summary,
-        description=f"{summary}.",
+        summary=operation.replace("_", " ").capitalize(),
+        description=f"{description}.",
         request=body,
         parameters=parameters,
         responses={status: answer, ("4XX", "application/problem+json"): ProblemSerializer},

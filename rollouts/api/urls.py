@@ -31,6 +31,6 @@ v1 = [
 urlpatterns = [
     path("v1/", include(v1)),
     path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
-    path("docs/", SpectacularRedocView.as_view(url_name="api-schema"), name="api-docs"),
+    path("docs/", SpectacularRedocView.as_view(url_name="api-schema", template_name="api/docs.html"), name="api-docs"),
     re_path("", no_such_path),
 ]
