@@ -44,7 +44,7 @@ def obstacles(run: Run) -> list[Obstacle]:
             found.append(
                 Obstacle(
                     f"No {stage.upper()} worker is alive; {_rollouts(numbers[stage.value])} {state}.",
-                    f"Start one with “prorl worker {stage.value}” on a node, or look at the worker processes.",
+                    f"Start one on a node with “python -m django work {stage.value}”, or look at the worker processes.",
                 )
             )
     if not LLMServer.objects.filter(policy=run.policy, state=LLMServer.Health.LIVE).exists():
