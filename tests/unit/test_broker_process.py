@@ -72,7 +72,7 @@ async def test_tools_keep_their_state_over_connections(session: BrokerSession, t
 
 
 async def test_a_child_that_outlives_its_parents_is_killed_at_the_timeout(session: BrokerSession, tmp_path: Path) -> None:
-    result = await session.bash("(setsid sleep 600 & echo $! > pid); sleep 600", timeout=0.5)
+    result = await session.bash("(setsid sleep 600 & echo $! > pid); sleep 600", timeout=1)
     assert result.timed_out
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
