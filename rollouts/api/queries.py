@@ -62,7 +62,9 @@ class ResultsQuery(Query):
     after: str = Field("", description="`next` of the answer before; empty for the beginning.")
     wait: float = Field(0, ge=0, le=60, description="Seconds to wait for a result when there is none yet.")
     limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Most results in an answer.")
-    include: Literal["", "trajectory"] = Field("", description="`trajectory` embeds each rollout's trajectory.")
+    include: Literal["", "segments", "trajectory"] = Field(
+        "", description="`segments` embeds what to train on, packed; `trajectory` embeds all of the trajectory."
+    )
 
 
 def read_query(model: type[QueryT], parameters: dict[str, str]) -> QueryT:

@@ -13,7 +13,8 @@ anything twice.
 """
 
 from .aio import AsyncClient
+from .arrays import SegmentArrays, unpack
 from .errors import ApiError, FieldError
 from .sync import Client
 
-__all__ = ["ApiError", "AsyncClient", "Client", "FieldError"]
+__all__ = ["ApiError", "AsyncClient", "Client", "FieldError", "SegmentArrays", "unpack"]

@@ -19,6 +19,7 @@ from .types import (
     Environment,
     Group,
     GroupSpec,
+    Include,
     LLMServer,
     Page,
     Result,
@@ -154,14 +155,15 @@ class AsyncClient:
         return self._pages(calls.pages("/rollouts/", **filters))
 
     async def iter_results(
-        self, run_id: Id, after: str = "", *, trajectories: bool = False, wait: float = 30.0, limit: int = 100
+        self, run_id: Id, after: str = "", *, include: Include = "", wait: float = 30.0, limit: int = 100
     ) -> AsyncIterator[Result]:
         """Rollouts of a run as they end, each exactly once, until all that were submitted have ended.
 
+        `include="segments"` brings what to train on (see `unpack`), `include="trajectory"` everything that happened.
         To go on in another process, keep a result's `cursor` and pass it as `after`.
         """
         while True:
-            page = await self._send(calls.results(run_id, after, wait, limit, trajectories))
+            page = await self._send(calls.results(run_id, after, wait, limit, include))
             for item in page["results"]:
                 yield item
             if page["done"]:

@@ -135,8 +135,8 @@ def trajectory(rollout_id: Id, full_prompts: bool) -> Call[Trajectory]:
     return Call("GET", _path("rollouts", rollout_id, "trajectory"), params=params)
 
 
-def results(run_id: Id, after: str, wait: float, limit: int, trajectories: bool) -> Call[ResultsPage]:
-    params = {"after": after, "wait": wait, "limit": limit, "include": "trajectory" if trajectories else ""}
+def results(run_id: Id, after: str, wait: float, limit: int, include: str) -> Call[ResultsPage]:
+    params = {"after": after, "wait": wait, "limit": limit, "include": include}
     return Call("GET", _path("runs", run_id, "results"), params=params, wait=wait)
 
 

@@ -18,6 +18,7 @@ from .types import (
     Environment,
     Group,
     GroupSpec,
+    Include,
     LLMServer,
     Page,
     Result,
@@ -151,14 +152,15 @@ class Client:
         return self._pages(calls.pages("/rollouts/", **filters))
 
     def iter_results(
-        self, run_id: Id, after: str = "", *, trajectories: bool = False, wait: float = 30.0, limit: int = 100
+        self, run_id: Id, after: str = "", *, include: Include = "", wait: float = 30.0, limit: int = 100
     ) -> Iterator[Result]:
         """Rollouts of a run as they end, each exactly once, until all that were submitted have ended.
 
+        `include="segments"` brings what to train on (see `unpack`), `include="trajectory"` everything that happened.
         To go on in another process, keep a result's `cursor` and pass it as `after`.
         """
         while True:
-            page = self._send(calls.results(run_id, after, wait, limit, trajectories))
+            page = self._send(calls.results(run_id, after, wait, limit, include))
             yield from page["results"]
             if page["done"]:
                 return

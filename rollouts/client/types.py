@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired, Required, TypedDict
 
 TERMINAL_STATES = frozenset({"succeeded", "failed", "timed_out", "cancelled", "discarded"})
 
+Include = Literal["", "segments", "trajectory"]
 Counts = dict[str, int]  # state -> how many rollouts are in it
 
 
@@ -218,6 +219,14 @@ class Segment(TypedDict):
     logprobs: list[float] | None
 
 
+class PackedSegment(TypedDict):
+    """A segment as base64 of little-endian arrays: int32, uint8, float32. `unpack` reads it."""
+
+    token_ids: str
+    loss_mask: str
+    logprobs: str | None
+
+
 class Trajectory(TypedDict):
     rollout: str
     attempt: int
@@ -229,10 +238,11 @@ class Trajectory(TypedDict):
 
 
 class Result(Rollout):
-    """A rollout that has ended. `cursor` is its place in the stream, `trajectory` is there when asked for."""
+    """A rollout that has ended. `cursor` is its place in the stream; `segments` or `trajectory` is there when asked for."""
 
     cursor: str
     rewards: dict[str, float | None]
+    segments: NotRequired[list[PackedSegment]]
     trajectory: NotRequired[Trajectory]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
 from django.db import connection
@@ -33,8 +33,9 @@ def client(live_server: LiveServer, case: ApiCase) -> Iterator[Client]:
 
 def assert_shape(value: Any, shape: Any) -> None:
     """Our answer has exactly the members that the client's type promises."""
-    hints = get_type_hints(shape)
-    assert set(value) | shape.__optional_keys__ == set(hints) | shape.__optional_keys__, shape
+    hints = get_type_hints(shape, include_extras=True)
+    optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
+    assert set(value) | optional == set(hints), shape
 
 
 def test_a_run_from_beginning_to_end(client: Client, case: ApiCase) -> None:
@@ -61,7 +62,7 @@ def test_a_run_from_beginning_to_end(client: Client, case: ApiCase) -> None:
 
     assert client.cancel_rollout(rollouts[0]["id"]) == 1
     assert client.cancel_group(groups[1]["id"]) + client.cancel_run(run["id"]) == 2
-    results = list(client.iter_results(run["id"], trajectories=True))
+    results = list(client.iter_results(run["id"], include="trajectory"))
     assert_shape(results[0], types.Result)
     assert {result["id"] for result in results} == {rollout["id"] for rollout in rollouts}
     assert list(client.iter_results(run["id"], after=results[1]["cursor"])) == [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from rollouts.client import unpack
 from rollouts.lifecycle import State
 from rollouts.models import ModelCall, Reward, Rollout
 from rollouts.services.cancel import cancel_rollouts
@@ -180,6 +181,35 @@ def test_results_carry_rewards_and_trajectories_on_request(case: ApiCase) -> Non
     assert {**plain, "trajectory": full["trajectory"]} == full
 
 
+def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
+    exact, without_logprobs, text_only = (case.domain.rollout_in(State.SUCCEEDED) for _ in range(3))
+    call = {"finish_reason": "stop", "prompt_tokens": 2, "policy": "tiny", "policy_version": 1, "latency": 0.1}
+    for rollout, logprobs in ((exact, [-0.5]), (without_logprobs, None)):
+        for turn, segment in ((1, 0), (2, 0), (3, 1)):
+            ModelCall.objects.create(
+                rollout=rollout,
+                attempt=rollout.attempt,
+                turn=turn,
+                segment=segment,
+                context_ids=[turn, 150_000],
+                sampled_ids=[7],
+                logprobs=[-0.25] if turn == 1 else logprobs,
+                **call,
+            )
+    ModelCall.objects.create(
+        rollout=text_only, attempt=1, turn=1, context_ids=[], sampled_ids=[], logprobs=None, text="hi", **call
+    )
+    numbers = get_settled(case, 3, include="trajectory")["results"]
+    packed = get(case, include="segments")["results"]
+    assert [len(row["segments"]) for row in packed] == [2, 2, 0]
+    for row, expected in zip(packed, numbers, strict=True):
+        for segment, plain in zip(row["segments"], expected["trajectory"]["segments"], strict=True):
+            arrays = unpack(segment)
+            assert list(arrays.token_ids) == plain["token_ids"]
+            assert list(arrays.loss_mask) == plain["loss_mask"]
+            assert (None if arrays.logprobs is None else list(arrays.logprobs)) == plain["logprobs"]
+
+
 def test_only_the_own_project_gets_results(case: ApiCase) -> None:
     case.check_read_access(f"/api/v1/runs/{case.domain.run.id}/results/")
 
@@ -206,5 +236,7 @@ def test_the_number_of_queries_does_not_grow(case: ApiCase, django_assert_num_qu
     cancel_rollouts(project=case.domain.project, run_id=case.domain.run.id)
     get_settled(case, 20)
     for limit in (1, 20):
+        with django_assert_num_queries(7):  # key, run, rollouts, 2 for `done`, rewards, segments
+            get(case, limit=limit, include="segments")
         with django_assert_num_queries(9):  # key, run, rollouts, 2 for `done`, rewards, 3 for trajectories
             assert len(get(case, limit=limit, include="trajectory")["results"]) == limit

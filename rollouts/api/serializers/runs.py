@@ -70,13 +70,13 @@ class GroupSerializer(SubmittedGroupSerializer):
         return dict(self.context["counts"][group.id])
 
 
-class TerminationSerializer(serializers.Serializer[Rollout]):
+class TerminationSerializer(serializers.Serializer[Any]):
     """Why a rollout ended."""
 
-    phase = serializers.CharField(source="termination_phase", read_only=True, help_text="queue, init, run or eval")
-    cause = serializers.CharField(source="termination_cause", read_only=True)
-    blame = serializers.CharField(source="termination_blame", read_only=True, help_text="policy, infrastructure or caller")
-    detail = serializers.CharField(source="termination_detail", read_only=True)
+    phase = serializers.CharField(help_text="queue, init, run or eval")
+    cause = serializers.CharField()
+    blame = serializers.CharField(help_text="policy, infrastructure or caller")
+    detail = serializers.CharField()
 
 
 class RolloutSerializer(serializers.ModelSerializer[Rollout]):
@@ -127,7 +127,14 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
 
     @extend_schema_field(TerminationSerializer(allow_null=True))
     def get_termination(self, rollout: Rollout) -> dict[str, str] | None:
-        return dict(TerminationSerializer(rollout).data) if rollout.termination_cause else None
+        if not rollout.termination_cause:
+            return None
+        return {
+            "phase": rollout.termination_phase,
+            "cause": rollout.termination_cause,
+            "blame": rollout.termination_blame,
+            "detail": rollout.termination_detail,
+        }
 
 
 class AttemptSerializer(serializers.ModelSerializer[Attempt]):

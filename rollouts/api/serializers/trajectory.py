@@ -5,6 +5,7 @@ Token arrays are large, so these are built as plain values; the serializer class
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from rest_framework import serializers
@@ -13,6 +14,7 @@ from rollouts.api.cursors import position_cursor
 from rollouts.api.serializers.runs import RolloutSerializer
 from rollouts.models import ModelCall, Rollout, ToolCall
 from rollouts.selectors.results import position_of
+from rollouts.selectors.segments import PackedSegment
 from rollouts.selectors.trajectory import Trajectory
 
 
@@ -68,6 +70,14 @@ class SegmentSerializer(serializers.Serializer[Any]):
     )
 
 
+class PackedSegmentSerializer(serializers.Serializer[Any]):
+    """A segment as base64 of little-endian arrays: about 12 bytes a token instead of 50."""
+
+    token_ids = serializers.CharField(help_text="int32")
+    loss_mask = serializers.CharField(help_text="uint8; 1 on sampled ids, 0 elsewhere")
+    logprobs = serializers.CharField(allow_null=True, help_text="float32; 0.0 where the mask is 0; null when any is unknown")
+
+
 class TrajectorySerializer(serializers.Serializer[Any]):
     """The newest attempt. `segments` is empty for text-only trajectories."""
 
@@ -85,10 +95,11 @@ class ResultSerializer(RolloutSerializer):
 
     cursor = serializers.SerializerMethodField(help_text="Its place in the stream: `after` this, the next ones follow.")
     rewards = serializers.SerializerMethodField(help_text="The newest version's components.")
+    segments = PackedSegmentSerializer(many=True, read_only=True, required=False, help_text="Only with `include=segments`.")
     trajectory = TrajectorySerializer(read_only=True, required=False, help_text="Only with `include=trajectory`.")
 
     class Meta(RolloutSerializer.Meta):
-        fields = ["cursor", *RolloutSerializer.Meta.fields, "rewards", "trajectory"]
+        fields = ["cursor", *RolloutSerializer.Meta.fields, "rewards", "segments", "trajectory"]
         read_only_fields = fields
 
     def get_cursor(self, rollout: Rollout) -> str:
@@ -125,6 +136,19 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
             for segment in trajectory.segments()
         ],
     }
+
+
+def packed_segment_json(segment: PackedSegment) -> dict[str, str | None]:
+    """As `PackedSegmentSerializer` describes it."""
+    return {
+        "token_ids": _base64(segment.token_ids),
+        "loss_mask": _base64(segment.loss_mask),
+        "logprobs": None if segment.logprobs is None else _base64(segment.logprobs),
+    }
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 def _model_call(call: ModelCall) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from rollouts.api.base import ApiView, find
 from rollouts.api.cursors import position_cursor, read_position
 from rollouts.api.queries import ResultsQuery
 from rollouts.api.schema import documented
-from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, trajectory_json
+from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, packed_segment_json, trajectory_json
 from rollouts.models import Rollout, Run
 from rollouts.selectors.results import Position, Results, newest_rewards, results_after
 from rollouts.selectors.rollouts import runs_of
+from rollouts.selectors.segments import packed_segments
 from rollouts.selectors.trajectory import trajectories
 
 POLL_SECONDS = 0.25
@@ -35,7 +36,7 @@ class RunResults(ApiView):
         found = _wait_for_results(run, after, limit=self.query.limit, wait=self.query.wait)
         return Response(
             {
-                "results": _represent(found.rollouts, with_trajectory=self.query.include == "trajectory"),
+                "results": _represent(found.rollouts, self.query.include),
                 "next": position_cursor(found.last),
                 "done": not found.outstanding,
             }
@@ -54,10 +55,14 @@ def _wait_for_results(run: Run, after: Position, *, limit: int, wait: float) -> 
         time.sleep(min(POLL_SECONDS, left))
 
 
-def _represent(rollouts: list[Rollout], *, with_trajectory: bool) -> list[dict[str, Any]]:
+def _represent(rollouts: list[Rollout], include: str) -> list[dict[str, Any]]:
     context = {"rewards": newest_rewards(rollouts)}
     rows = [dict(row) for row in ResultSerializer(rollouts, many=True, context=context).data]
-    if with_trajectory:
+    if include == "segments":
+        packed = packed_segments(rollouts)
+        for row, rollout in zip(rows, rollouts, strict=True):
+            row["segments"] = [packed_segment_json(segment) for segment in packed[rollout.id]]
+    if include == "trajectory":
         found = trajectories(rollouts)
         for row, rollout in zip(rows, rollouts, strict=True):
             row["trajectory"] = trajectory_json(found[rollout.id])

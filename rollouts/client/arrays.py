@@ -1,0 +1,37 @@
+"""From packed segments to arrays, without needing NumPy: `numpy.asarray` takes them over without copying."""
+
+from __future__ import annotations
+
+import array
+import base64
+import sys
+from typing import NamedTuple, TypeVar
+
+from .types import PackedSegment
+
+Number = TypeVar("Number", int, float)
+
+
+class SegmentArrays(NamedTuple):
+    """One append-only sequence. The arrays are equally long: int32, uint8 (1 on sampled ids) and float32."""
+
+    token_ids: array.array[int]
+    loss_mask: array.array[int]
+    logprobs: array.array[float] | None
+
+
+def unpack(segment: PackedSegment) -> SegmentArrays:
+    """The arrays of a segment that came with `include="segments"`."""
+    logprobs = segment["logprobs"]
+    return SegmentArrays(
+        token_ids=_read(array.array("i"), segment["token_ids"]),
+        loss_mask=_read(array.array("B"), segment["loss_mask"]),
+        logprobs=None if logprobs is None else _read(array.array("f"), logprobs),
+    )
+
+
+def _read(values: array.array[Number], text: str) -> array.array[Number]:
+    values.frombytes(base64.b64decode(text))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
