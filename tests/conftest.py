@@ -13,15 +13,19 @@ from pathlib import Path
 import django
 import pytest
 
+from tests.services.lender import borrow
+
 _SHARED = "PRORL_TEST_DIR"  # a directory for what the parallel test processes share; the first process makes it
 
 _postgres = None
+_lender = None
 
 
 def _begin() -> None:
     """Make the environment of a fresh machine plus a database. A developer's own settings must not leak into tests."""
-    global _postgres
+    global _postgres, _lender
     from prorl_site.embedded.postgres import EmbeddedPostgres
+    from tests.services.lender import Lender
 
     for name in [name for name in os.environ if name.startswith("PRORL_") and name != "PRORL_FAIL_ON_SKIP"]:
         del os.environ[name]
@@ -37,6 +41,7 @@ def _begin() -> None:
         "PRORL_DB_POOL_SIZE": "0",
         "PRORL_NODE": "test-node",
     }
+    _lender = Lender(shared)
 
 
 # While this file is imported, since the conftest files of the folders below import models, and those the settings.
@@ -46,6 +51,8 @@ django.setup()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if _lender is not None:
+        _lender.close()
     if _postgres is not None:
         _postgres.stop()
         shutil.rmtree(os.environ.pop(_SHARED), ignore_errors=True)
@@ -60,7 +67,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """A directory that all parallel test processes of this run share."""
     return Path(os.environ[_SHARED])
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(shared_dir: Path) -> str:
+    """A real RabbitMQ."""
+    return borrow("rabbitmq", shared_dir)
+
+
+@pytest.fixture(scope="session")
+def vllm_url(shared_dir: Path) -> str:
+    """A real vLLM that serves `tiny-llama`."""
+    return borrow("vllm", shared_dir)

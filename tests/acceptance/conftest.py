@@ -25,8 +25,3 @@ def _scripted(*arguments: str) -> Iterator[str]:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]
         process.terminate()
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_url() -> str:
-    return ""

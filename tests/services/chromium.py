@@ -1,0 +1,29 @@
+"""How the tests start Debian's Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path("/usr/bin/chromium")
+
+# The background ones would only try to reach hosts that tests must not reach.
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def launch_options() -> dict[str, Any]:
+    """For Playwright's `chromium.launch`."""
+    return {"executable_path": str(PROGRAM), "args": _FLAGS, "headless": True}
+
+
+def why_missing() -> str:
+    """What keeps Chromium from being used, or an empty string."""
+    return "" if PROGRAM.exists() else "Chromium is not installed (Debian package chromium)"
