@@ -119,6 +119,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.",
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_AUTHENTICATION": [],  # a description of the API tells nothing about anybody
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],

@@ -6,3 +6,7 @@ urlpatterns = [
     path("api/", include("rollouts.api.urls")),
     path("", include("rollouts.web.urls")),
 ]
+
+# Problem+json below /api/, Django's pages elsewhere.
+handler400 = "rollouts.api.errors.handler400"
+handler500 = "rollouts.api.errors.handler500"

@@ -99,9 +99,9 @@ class Transport(virtual.Transport):
         super().__init__(client, **options)
         self.state = self.global_state
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(self, connection: Any, timeout: float | None = None, **options: Any) -> None:
         # Celery asks for two seconds and looks only then whether it was told to stop.
-        super().drain_events(connection, min(timeout or LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS))
+        super().drain_events(connection, timeout=min(timeout or LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS), **options)
 
     def driver_version(self) -> str:
         return "1"

@@ -41,7 +41,7 @@ class Dataset(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     project = models.ForeignKey(Project, models.CASCADE, related_name="datasets")
     environment = models.ForeignKey(Environment, models.PROTECT, related_name="datasets")
-    name = models.CharField(max_length=60, validators=[name_validator])
+    name = models.CharField(max_length=80, validators=[name_validator])
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:

@@ -15,6 +15,8 @@ from rollouts.models.project import name_validator
 
 from .errors import Conflict, FieldError, Refused
 
+INLINE_PREFIX = "inline."
+
 
 class TaskRequest(NamedTuple):
     """One task to store: the caller's own key and the payload."""
@@ -55,6 +57,8 @@ def check_config(*, handler: str, config: Mapping[str, Any]) -> None:
 def create_dataset(*, project: Project, name: str, environment: str) -> Dataset:
     """A dataset of the newest version of an environment."""
     check_name(name, "/name")
+    if name.startswith(INLINE_PREFIX):
+        raise Refused.field("/name", f"Names that begin with {INLINE_PREFIX!r} are kept for tasks submitted inline.")
     try:
         with transaction.atomic():
             return Dataset.objects.create(project=project, name=name, environment=newest_environment(project, environment))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -17,10 +18,11 @@ from rollouts.models.fields import uuid7
 from rollouts.run_settings import RunSettings
 
 from .errors import Conflict, FieldError, Refused
-from .registry import check_payload, newest_environment
+from .registry import INLINE_PREFIX, check_payload, newest_environment
 from .transition import DISPATCH_CHANNEL
 
 MAX_GROUP_SIZE = 1024
+MAX_ROLLOUTS = 100_000  # of one submission, which is one transaction
 _BATCH = 1000
 
 
@@ -62,7 +64,7 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
         raise Conflict(f"Run {run.name} was cancelled. Create another one.")
     errors = _check_sizes(groups)
     with transaction.atomic():
-        tasks = _Tasks(run.project)
+        tasks = _Tasks(run.project, groups)
         resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
         if errors:
             raise Refused("Some groups cannot be accepted; none was.", errors)
@@ -76,6 +78,8 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
 def _check_sizes(groups: Sequence[GroupRequest]) -> list[FieldError]:
     if not groups:
         return [FieldError("/groups", "Is empty; name at least one group.")]
+    if (total := sum(group.n for group in groups)) > MAX_ROLLOUTS:
+        return [FieldError("/groups", f"Asks for {total} rollouts at once; submit at most {MAX_ROLLOUTS}, then the rest.")]
     return [
         FieldError(f"/groups/{place}/n", f"Must be between 1 and {MAX_GROUP_SIZE}.")
         for place, group in enumerate(groups)
@@ -86,10 +90,20 @@ def _check_sizes(groups: Sequence[GroupRequest]) -> list[FieldError]:
 class _Tasks:
     """Finds the tasks of a submission, each with as few queries as it takes, and collects inline ones to be stored together."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, groups: Sequence[GroupRequest]) -> None:
         self.project = project
-        self._by_name: dict[tuple[str, str], Task | None] = {}
-        self._by_id: dict[UUID, Task | None] = {}
+        stored = Task.objects.select_related("dataset").filter(dataset__project=project)
+        ids = {group.task_id for group in groups if group.task_id}
+        self._by_id = {task.id: task for task in stored.filter(id__in=ids)} if ids else {}
+        keys: defaultdict[str, set[str]] = defaultdict(set)
+        for group in groups:
+            keys[group.dataset].add(group.key)
+        self._by_name = {
+            (dataset, task.key): task
+            for dataset, wanted in keys.items()
+            if dataset
+            for task in stored.filter(dataset__name=dataset, key__in=wanted)
+        }
         self._environments: dict[str, Environment] = {}
         self._inline_datasets: dict[UUID, Dataset] = {}
         self._inline: list[Task] = []
@@ -108,25 +122,13 @@ class _Tasks:
             return None
         if group.environment or group.payload is not None:
             return self._inline_task(pointer, group, errors)
-        task = self._by_task_id(group.task_id) if group.task_id else self._by_key(group.dataset, group.key)
+        task = self._by_id.get(group.task_id) if group.task_id else self._by_name.get((group.dataset, group.key))
         if task is None:
             name = f"{pointer}/task_id" if group.task_id else f"{pointer}/key"
             errors.append(FieldError(name, f"There is no such task in project {self.project.name}."))
         elif task.quarantine_reason:
             errors.append(FieldError(pointer, f"The task is quarantined: {task.quarantine_reason}"))
         return task
-
-    def _by_task_id(self, task_id: UUID) -> Task | None:
-        if task_id not in self._by_id:
-            known = Task.objects.select_related("dataset").filter(id=task_id, dataset__project=self.project)
-            self._by_id[task_id] = known.first()
-        return self._by_id[task_id]
-
-    def _by_key(self, dataset: str, key: str) -> Task | None:
-        if (dataset, key) not in self._by_name:
-            known = Task.objects.select_related("dataset").filter(dataset__project=self.project, dataset__name=dataset, key=key)
-            self._by_name[dataset, key] = known.first()
-        return self._by_name[dataset, key]
 
     def _inline_task(self, pointer: str, group: GroupRequest, errors: list[FieldError]) -> Task | None:
         try:
@@ -153,7 +155,7 @@ class _Tasks:
     def _inline_dataset(self, environment: Environment) -> Dataset:
         """Inline tasks of an environment version share one dataset."""
         if environment.id not in self._inline_datasets:
-            name = f"inline.{environment.name}.v{environment.version}"
+            name = f"{INLINE_PREFIX}{environment.name}.v{environment.version}"
             self._inline_datasets[environment.id] = Dataset.objects.get_or_create(
                 project=self.project, name=name, defaults={"environment": environment}
             )[0]
