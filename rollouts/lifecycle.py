@@ -175,7 +175,7 @@ class OnAgentTimeout(enum.StrEnum):
 class Fidelity(enum.StrEnum):
     """The badge of a trajectory: how its tokens relate to what was sampled."""
 
-    TOKEN_EXACT = "token-exact"  # one append-only sequence of prompt and sampled ids
+    TOKEN_EXACT = "token-exact"  # noqa: S105 - one append-only sequence of prompt and sampled ids
     SEGMENTED = "segmented"  # exact within segments; the template was not append-only
     TEXT_ONLY = "text-only"  # the server gave no ids
 

@@ -1,7 +1,7 @@
 """Builds model folders that vLLM can serve. Runs inside the vLLM virtual environment, as a program, not as an import.
 
     python build_model.py smollm2 GGUF_FILE OUT_DIR     # 4-bit GGUF -> bfloat16 safetensors, 269 MB, about 20 s
-    python build_model.py tiny TOKENIZER_DIR OUT_DIR    # random 2-layer Llama in float32, 13 MB, for tests
+    python build_model.py tiny GGUF_FILE OUT_DIR        # its tokenizer on a random 2-layer Llama, float32, 13 MB, for tests
 
 OUT_DIR appears only when it is complete: a run that was interrupted leaves `OUT_DIR.partial`, which the next one replaces.
 """
@@ -25,13 +25,13 @@ def convert_gguf(gguf: Path, out: Path) -> None:
     AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=dequantize).save_pretrained(out)
 
 
-def random_llama(tokenizer_dir: Path, out: Path) -> None:
-    """Saves a Llama with random weights and the tokenizer of `tokenizer_dir` into `out`. Same weights on every call."""
+def random_llama(gguf: Path, out: Path) -> None:
+    """Saves a Llama with random weights and the tokenizer of `gguf` into `out`. Same weights on every call."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -56,8 +56,6 @@ def main(kind: str, source: str, out: str) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     build(Path(source), partial)
-    for file in partial.iterdir():
-        file.chmod(0o644)  # safetensors are written 0600; a model folder may be shared
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
 

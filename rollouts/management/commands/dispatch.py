@@ -1,4 +1,4 @@
-"""`manage.py dispatch`: publishes hints in order, rescues lost rollouts, watches the LLM servers. Run one or more; one is at work."""
+"""`manage.py dispatch`: hints in order, rescue of lost rollouts, health of LLM servers. Run one or more; one is at work."""
 
 from __future__ import annotations
 
