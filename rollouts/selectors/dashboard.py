@@ -51,8 +51,11 @@ class Tally:
 
     @property
     def failed(self) -> int:
-        """Failed or timed out."""
-        return self.counts.get(State.FAILED, 0) + self.counts.get(State.TIMED_OUT, 0)
+        return self.counts.get(State.FAILED, 0)
+
+    @property
+    def timed_out(self) -> int:
+        return self.counts.get(State.TIMED_OUT, 0)
 
     @property
     def stopped(self) -> int:

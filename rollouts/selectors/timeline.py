@@ -9,6 +9,7 @@ from typing import NamedTuple
 from django.db.models import F, Func, IntegerField, QuerySet
 from django.db.models.functions import Coalesce
 
+from rollouts.engine.tools import ToolResult, render_result
 from rollouts.models import Message, ModelCall, Reward, Rollout, ToolCall
 
 _TOKEN_BYTES = 4
@@ -24,7 +25,7 @@ class _TokenCount(Func):
 
 @dataclass
 class ToolStep:
-    """A tool call with its output. `seen` is the message the model got, when that is not simply the output."""
+    """A tool call with its output. `seen` is what the model was told, when that is not all of it."""
 
     call: ToolCall
     seen: str = ""
@@ -87,8 +88,20 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
         at(tool_call.turn).tools.append(ToolStep(tool_call))
     for turn in found.values():
         for step, answer in zip(turn.tools, answers[turn.number], strict=False):
-            step.seen = "" if answer.strip() == step.call.output.strip() else answer
+            step.seen = "" if answer == _expected_answer(step.call) else answer
     return [found[number] for number in sorted(found)]
+
+
+def _expected_answer(call: ToolCall) -> str:
+    """What the shipped agent tells a model of a call when it leaves nothing out."""
+    result = ToolResult(
+        call.output,
+        exit_code=call.exit_code,
+        timed_out=call.timed_out,
+        truncated_bytes=call.truncated_bytes,
+        error=call.error,
+    )
+    return render_result(result, max_chars=len(call.output))
 
 
 class RewardVersion(NamedTuple):

@@ -25,7 +25,7 @@ PREVIEW = 90
 @register.filter
 def words(value: object) -> str:
     """`max_turns` as `max turns`."""
-    return str(value).replace("_", " ") if value else MISSING
+    return text.plain(str(value)).replace("_", " ") if value else MISSING
 
 
 @register.filter
@@ -66,6 +66,12 @@ def duration(value: float | dt.timedelta | None) -> str:
         return f"{minutes} m {rest:02} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} m" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+@register.filter
+def spent(value: float) -> str:
+    """Seconds of a stage; one that has not been measured yet is missing, not 0."""
+    return duration(value) if value else MISSING
 
 
 @register.filter
@@ -196,7 +202,7 @@ def state(value: str) -> dict[str, str]:
 @register.inclusion_tag("web/parts/bar.html")
 def tally_bar(tally: Tally) -> dict[str, Any]:
     """How far a run is."""
-    ends = [("b-succeeded", tally.succeeded), ("b-failed", tally.failed), ("b-stopped", tally.stopped)]
+    ends = [("b-succeeded", tally.succeeded), ("b-failed", tally.failed + tally.timed_out), ("b-stopped", tally.stopped)]
     return _bar([*ends, ("b-active", tally.active), ("b-queued", tally.queued)])
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 # CSI and OSC sequences, other two-byte escapes, and control characters that would hide text. Tabs and newlines stay.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_OVERWRITTEN_LINE = re.compile(r"[^\n]*\r(?!\n)(?=[^\n])")
 _THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 HEAD_LINES = 12
@@ -18,7 +17,9 @@ LINE_WIDTH = 160
 def plain(text: str) -> str:
     """Without terminal escapes and invisible control characters, and with progress lines as they ended up."""
     text = text.replace("\r\n", "\n")
-    return _CONTROL.sub("", _OVERWRITTEN_LINE.sub("", text)).replace("\r", "\n")
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _CONTROL.sub("", text)
 
 
 class Folded(NamedTuple):

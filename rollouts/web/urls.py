@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
+from django.views.generic import RedirectView
 
 from .views import home, rollout, rollouts, runs
 
 urlpatterns = [
     path("", home.overview, name="home"),
+    path("favicon.ico", RedirectView.as_view(url=f"{settings.STATIC_URL}web/icon.svg")),
     path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("runs/<uuid:run_id>/", runs.detail, name="run"),

@@ -145,7 +145,7 @@ def test_an_empty_project_says_how_to_begin(world: WebWorld) -> None:
     client.force_login(world.stranger)
     page = client.get("/").content.decode()
     assert "has no runs yet" in page
-    assert "run.submit_group(" in page
+    assert "client.submit_groups(" in page
     assert "Nothing has been submitted to math-lab" in client.get("/rollouts/").content.decode()
     world.other_project.members.clear()
     assert "You are in no project yet" in client.get("/").content.decode()

@@ -159,7 +159,7 @@ class WebWorld:
         if fate.cause is Cause.WORKER_LOST:
             rollout.infra_retries = 6
         if rollout.reward is not None:
-            rollout.run_seconds, rollout.eval_seconds = 41.7 + rollout.index * 9.3, 2.4 + rollout.index * 0.4
+            rollout.run_seconds, rollout.eval_seconds = 91.7 + rollout.index * 9.3, 2.4 + rollout.index * 0.4
             rollout.fidelity = Fidelity.TOKEN_EXACT.value
             rollout.artefacts = {"final_answer": "joblib is now listed in the dependencies that show_versions prints."}
 
@@ -179,9 +179,10 @@ class WebWorld:
         )
         way = [State.QUEUED, State.INITIALIZING, State.READY, State.RUNNING, State.EVALUATING]
         way = way[: way.index(State(rollout.state)) + 1] if rollout.state in ACTIVE else [*way, State(rollout.state)]
+        events = []
         kinds = [EventKind.SUBMITTED] + [EventKind.TRANSITION] * (len(way) - 1)
         for i, (kind, state) in enumerate(zip(kinds, way, strict=True)):
-            RolloutEvent.objects.create(
+            event = RolloutEvent(
                 rollout=rollout,
                 attempt=min(i, 1),
                 at=rollout.created_at + dt.timedelta(seconds=i * i * 3.37),
@@ -190,6 +191,8 @@ class WebWorld:
                 to_state=state.value,
                 data={"node": rollout.node} if i else {},
             )
+            events.append(event)
+        RolloutEvent.objects.bulk_create(events)
 
     def _trajectory(self, rollout: Rollout) -> None:
         if rollout.environment == self.swe:
@@ -203,16 +206,17 @@ class WebWorld:
         first = rollout.turns
         index = Message.objects.filter(rollout=rollout, attempt=attempt).count()
         context = rollout.prompt_tokens + rollout.sampled_tokens
+        messages: list[Message] = []
+        calls: list[ModelCall] = []
+        tool_calls: list[ToolCall] = []
         for number, text in enumerate(texts, start=first):
             opening = [("system", "", SYSTEM), ("user", "", prompt)] if number == 0 else []
-            answers = [("tool", tool.name, tool.output or tool.error) for tool in text.tools]
+            answers = [("tool", tool.name, tool.answer) for tool in text.tools]
             for role, name, content in [*opening, ("assistant", "", text.reply), *answers]:
-                Message.objects.create(
-                    rollout=rollout, attempt=attempt, index=index, turn=number, role=role, name=name, content=content
-                )
-                index += 1
+                place = {"index": index + len(messages), "turn": number}
+                messages.append(Message(rollout=rollout, attempt=attempt, role=role, name=name, content=content, **place))
             sampled, new = _ids(text.reply), _ids("\n".join(content for _, _, content in opening) or "tool output " * 9)
-            ModelCall.objects.create(
+            call = ModelCall(
                 rollout=rollout,
                 attempt=attempt,
                 turn=number,
@@ -227,15 +231,16 @@ class WebWorld:
                 server_id=self.server.pk,
                 latency=1.4 + number * 0.61,
             )
+            calls.append(call)
             context += len(new) + len(sampled)
             rollout.prompt_tokens += len(new)
             rollout.sampled_tokens += len(sampled)
-            for place, tool in enumerate(text.tools):
-                ToolCall.objects.create(
+            for order, tool in enumerate(text.tools):
+                tool_call = ToolCall(
                     rollout=rollout,
                     attempt=attempt,
                     turn=number,
-                    index=place,
+                    index=order,
                     name=tool.name,
                     arguments=tool.arguments,
                     raw=tool.raw,
@@ -247,6 +252,10 @@ class WebWorld:
                     started_at=rollout.created_at + dt.timedelta(seconds=number * 5),
                     duration=tool.duration,
                 )
+                tool_calls.append(tool_call)
+        Message.objects.bulk_create(messages)
+        ModelCall.objects.bulk_create(calls)
+        ToolCall.objects.bulk_create(tool_calls)
         rollout.turns = first + len(texts)
         rollout.policy_version = self.policy.version
         Rollout.objects.filter(pk=rollout.pk).update(
@@ -255,6 +264,14 @@ class WebWorld:
             sampled_tokens=rollout.sampled_tokens,
             policy_version=rollout.policy_version,
         )
+
+    def finish(self, rollout: Rollout, fate: Ended) -> None:
+        """End a rollout that was waiting or running."""
+        rollout.state = fate.state.value
+        rollout.lease_owner = None
+        rollout.state_changed_at = timezone.now()
+        self._end(rollout, fate)
+        rollout.save()
 
     def _score(self, rollout: Rollout) -> None:
         assert rollout.reward is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from rollouts.engine.tools import ToolResult, render_result
+
 SWE_PROMPT = """<pr_description>
 Consider the following PR description:
 Add joblib in show_versions
@@ -49,6 +51,17 @@ class ToolText(NamedTuple):
     truncated_bytes: int = 0
     error: str = ""
     name: str = "bash"
+
+    @property
+    def answer(self) -> str:
+        result = ToolResult(
+            self.output,
+            exit_code=self.exit_code,
+            timed_out=self.timed_out,
+            truncated_bytes=self.truncated_bytes,
+            error=self.error,
+        )
+        return render_result(result, max_chars=len(self.output))
 
     @property
     def raw(self) -> str:

@@ -13,10 +13,12 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from rollouts.models import Group, Rollout, Run
+from rollouts.selectors.run_charts import reward_series
 from rollouts.selectors.run_summary import group_rows, summarise
 from rollouts.selectors.standstill import obstacles
 from rollouts.services.cancel import cancel_rollouts
 from rollouts.web.access import visible_or_404, visible_projects
+from rollouts.web.charts import reward_chart
 from rollouts.web.conditional import clock, etag_of, fragment, unchanged
 from rollouts.web.paging import page
 
@@ -36,9 +38,11 @@ def _etag(run: Run) -> str:
 
 def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
     groups = page(Group.objects.filter(run=run).select_related("task").defer("task__payload"), request.GET, GROUPS_PER_PAGE)
+    summary = summarise(run)
     return {
         "run": run,
-        "summary": summarise(run),
+        "summary": summary,
+        "chart": reward_chart(reward_series(run, summary.scored)),
         "obstacles": obstacles(run),
         "groups": group_rows(groups.rows),
         "page": groups,
