@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from rollouts.engine.errors import classify, describe
@@ -82,14 +82,20 @@ class _Checker:
         return CheckResult(check, name, total == expected, f"total reward {total}")
 
     async def _total(self, task: Any, artefacts: Mapping[str, Any]) -> float | None:
-        spec = self._env.sandbox_spec(self._config, task) if self._env.evaluates_in_sandbox else None
-        if spec is not None and self._open_sandbox is None:
-            raise NoSandbox("this environment evaluates in a sandbox")
-        opened: AbstractAsyncContextManager[Session | None]
-        opened = self._open_sandbox(spec) if spec is not None and self._open_sandbox is not None else nullcontext()
-        async with opened as sandbox:
+        """INIT and EVAL as the workers do them; INIT is left out where its sandbox cannot be had and EVAL does not need it."""
+        spec = self._env.sandbox_spec(self._config, task)
+        if spec is None or self._open_sandbox is None:
+            if spec is not None and self._env.evaluates_in_sandbox:
+                raise NoSandbox("this environment evaluates in a sandbox")
+            if spec is None:
+                await init_stage(self._env, InitContext(self._config, task, None), timeout=_SECONDS)
+            return await self._evaluated(task, artefacts, None)
+        async with self._open_sandbox(spec) as sandbox:
             await init_stage(self._env, InitContext(self._config, task, sandbox), timeout=_SECONDS)
-            score = await eval_stage(self._env, EvalContext(self._config, task, artefacts, sandbox), timeout=_SECONDS)
+            return await self._evaluated(task, artefacts, sandbox if self._env.evaluates_in_sandbox else None)
+
+    async def _evaluated(self, task: Any, artefacts: Mapping[str, Any], sandbox: Session | None) -> float | None:
+        score = await eval_stage(self._env, EvalContext(self._config, task, artefacts, sandbox), timeout=_SECONDS)
         return score.total
 
 
