@@ -2,8 +2,8 @@
 
 Of each sandbox the host keeps a directory STATE_DIR/NAME, mode 0700: the broker's socket, `sandbox.json` and `log` (what
 bubblewrap and the broker print; empty when all is well). When the platform runs as root, sandboxes run as an unprivileged host
-user, so that neither file permissions nor process limits make an exception for what runs inside; that user must be able to
-reach bubblewrap and the sources of binds.
+user, so that neither file permissions nor process limits make an exception for what runs inside. What binds show must be
+readable by that user, but may lie where it cannot go by name.
 """
 
 from __future__ import annotations

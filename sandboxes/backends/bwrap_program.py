@@ -39,7 +39,7 @@ def find_bwrap(user: int | None) -> tuple[str, str]:
     problems = []
     for path in _candidates():
         try:
-            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, **process_options(user))
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, **process_options(path, user))
         except (OSError, subprocess.CalledProcessError) as error:
             problems.append(f"{path} does not run as user {user}: {error}" if user is not None else f"{path}: {error}")
             continue
@@ -52,9 +52,21 @@ def find_bwrap(user: int | None) -> tuple[str, str]:
     )
 
 
-def process_options(user: int | None) -> dict[str, Any]:
-    """How bubblewrap is started whatever it is to do: as `user` (None for the current one), with nothing of our environment."""
-    return {"cwd": "/", "env": {}, "user": user, "group": user, "extra_groups": None if user is None else []}
+def process_options(bwrap: str, user: int | None) -> dict[str, Any]:
+    """How bubblewrap is started whatever it is to do: as `user` (None for the current one), with nothing of our environment.
+
+    It is run from its own directory by a relative name: the directory is entered before the user changes, so that an
+    installation below a home that is closed to `user` works.
+    """
+    path = Path(bwrap)
+    return {
+        "executable": f"./{path.name}",
+        "cwd": path.parent,
+        "env": {},
+        "user": user,
+        "group": user,
+        "extra_groups": None if user is None else [],
+    }
 
 
 def _candidates() -> Iterable[str]:
@@ -80,10 +92,13 @@ def check_binds(binds: Iterable[Bind]) -> None:
             raise SandboxStartFailed(f"bind source {bind.source!r} is not an existing absolute path")
 
 
-def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], status: int, seccomp: int | None) -> list[str]:
+def sandbox_arguments(
+    spec: SandboxSpec, files: dict[str, int], binds: dict[str, int], status: int, seccomp: int | None
+) -> list[str]:
     """bubblewrap's options for `spec`.
 
-    `files` maps paths inside to open descriptors with their contents; `status` is where bubblewrap reports the host pid.
+    `files` maps paths inside to open descriptors with their contents, `binds` to descriptors of the sources of `spec.binds`;
+    `status` is where bubblewrap reports the host pid.
     """
     limits = spec.limits
     arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
@@ -106,8 +121,8 @@ def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], status: int, sec
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     for target, mode, size in (("/tmp", "1777", limits.disk_mb), (HOME, "0755", limits.disk_mb), ("/dev/shm", "1777", 64)):  # noqa: S108
         arguments += ["--perms", mode, "--size", str(size * _MIB), "--tmpfs", target]
-    for bind in spec.binds:
-        arguments += ["--ro-bind", bind.source, bind.target]
+    for target, fd in binds.items():
+        arguments += ["--ro-bind-fd", str(fd), target]
     # The root and /dev are memory without a size limit: nothing may be written there.
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME, "--json-status-fd", str(status)]
     if seccomp is not None:
