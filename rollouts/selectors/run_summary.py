@@ -17,7 +17,8 @@ from rollouts.models import Group, Rollout, Run
 from .dashboard import Tally
 
 RATE_WINDOW = dt.timedelta(minutes=5)
-_SECONDS = {"queue": "queue_seconds", Stage.INIT: "init_seconds", Stage.RUN: "run_seconds", Stage.EVAL: "eval_seconds"}
+STAGE_SAMPLE = 5_000
+_SECONDS = {"queue": "queue_seconds", **{stage.value: f"{stage.value}_seconds" for stage in Stage}}
 
 
 class _Percentiles(Aggregate):
@@ -32,7 +33,7 @@ class _Percentiles(Aggregate):
 
 
 class StageSeconds(NamedTuple):
-    """How long finished rollouts spent in a stage, in seconds."""
+    """How long the newest finished rollouts (at most `STAGE_SAMPLE`) spent in a stage, in seconds."""
 
     stage: str
     p50: float
@@ -93,7 +94,7 @@ class RunSummary:
 
 
 def summarise(run: Run) -> RunSummary:
-    """The numbers of a run, in four queries."""
+    """The numbers of a run, in five queries."""
     rollouts = Rollout.objects.filter(run=run).order_by()
     states = rollouts.values("state").annotate(n=Count("id"))
     now = timezone.now()
@@ -110,10 +111,6 @@ def summarise(run: Run) -> RunSummary:
         recent=Count("id", filter=Q(finished_at__gt=now - RATE_WINDOW)),
         first=Min("created_at"),
         last=Max("state_changed_at"),
-        **{
-            f"{stage}_spent": _Percentiles(column, 0.5, 0.95, filter=Q(finished_at__isnull=False, attempt__gte=1))
-            for stage, column in _SECONDS.items()
-        },
     )
     window = min(RATE_WINDOW, now - totals["first"]) if totals["first"] else RATE_WINDOW
     return RunSummary(
@@ -127,13 +124,21 @@ def summarise(run: Run) -> RunSummary:
         prompt_tokens=totals["prompt"],
         sampled_tokens=totals["sampled"],
         retries=totals["retries"],
-        stages=[StageSeconds(stage, *totals[f"{stage}_spent"]) for stage in _SECONDS if totals[f"{stage}_spent"]],
+        stages=_stages(run),
         endings=_endings(run),
         solved=_solved(run),
         per_minute=totals["recent"] / max(window.total_seconds() / 60, 1 / 60),
         started_at=totals["first"],
         last_change_at=totals["last"],
     )
+
+
+def _stages(run: Run) -> list[StageSeconds]:
+    newest = Rollout.objects.filter(run=run, finished_xid__isnull=False, attempt__gte=1).order_by("-finished_xid", "-id")
+    spent = Rollout.objects.filter(pk__in=newest.values("pk")[:STAGE_SAMPLE]).aggregate(
+        **{stage: _Percentiles(column, 0.5, 0.95) for stage, column in _SECONDS.items()}
+    )
+    return [StageSeconds(stage, *values) for stage, values in spent.items() if values]
 
 
 def _endings(run: Run) -> list[Ending]:

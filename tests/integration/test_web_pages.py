@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import uuid
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from rollouts.lifecycle import Stage, State
@@ -110,6 +112,11 @@ def test_the_run_page_tells_what_is_missing(world: WebWorld, owner: Client) -> N
     page = owner.get(f"/runs/{world.running.pk}/").content.decode()
     assert "No EVAL worker" not in page
     assert "No live LLM server serves the policy qwen3-8b" in page
+    later = timezone.now() + dt.timedelta(minutes=3)
+    Rollout.objects.filter(run=world.running, state=State.QUEUED).update(not_before=later)
+    page = owner.get(f"/runs/{world.running.pk}/").content.decode()
+    assert "9 rollouts wait for another try after an infrastructure failure" in page
+    assert f"between {later:%H:%M:%S} and {later:%H:%M:%S} UTC" in page
 
 
 def test_the_run_page_shows_rewards_endings_and_groups(world: WebWorld, owner: Client) -> None:
@@ -117,6 +124,8 @@ def test_the_run_page_shows_rewards_endings_and_groups(world: WebWorld, owner: C
     assert re.search(r"36\s+of 36 finished", page)
     assert f"?run={world.finished.pk}&amp;cause=worker_lost" in page
     assert page.count("no signal") == 2
+    assert '<polyline class="chart-line" points="0.00,' in page
+    assert "The curve begins with the eighth reward" in owner.get(f"/runs/{world.running.pk}/").content.decode()
     assert 'hx-trigger="every' not in page
 
 
