@@ -2,7 +2,10 @@ r"""Finding the final answer of a mathematical reply. Plain text only: nothing h
 
 from __future__ import annotations
 
+import re
+
 _OPENING = "\\boxed{"
+_BRACE_OR_ESCAPED = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def final_answer(reply: str) -> str | None:
@@ -27,18 +30,13 @@ def final_answer(reply: str) -> str | None:
 def _closing_brace(text: str, start: int, stop: int) -> int | None:
     """The index of the brace that closes the one before `start`, searching up to `stop`."""
     depth = 1
-    index = start
-    while index < stop:
-        char = text[index]
-        if char == "\\":
-            index += 1  # skips the escaped character
-        elif char == "{":
+    for match in _BRACE_OR_ESCAPED.finditer(text, start, stop):
+        if match.group() == "{":
             depth += 1
-        elif char == "}":
+        elif match.group() == "}":
             depth -= 1
             if depth == 0:
-                return index
-        index += 1
+                return match.start()
     return None
 
 

@@ -34,7 +34,7 @@ class Verdict(TypedDict):
 class MathVerifier:
     """Judges answers in up to `processes` processes. One per process of ours is enough: see `shared_verifier`."""
 
-    def __init__(self, *, processes: int = 2, timeout: float = 10.0) -> None:
+    def __init__(self, *, processes: int = 2, timeout: float = 20.0) -> None:
         """`timeout` is in seconds, for one comparison; the wait for a free process does not count."""
         self._timeout = timeout
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="math-verifier")
