@@ -74,7 +74,9 @@ def submit(client: Client) -> str:
     run = client.create_run(name="demo", policy=POLICY, settings=SETTINGS)
     sums = [f"{task['a']}+{task['b']}" for task in generate(seed=0, count=SUMS, max_value=12)]
     groups: list[GroupSpec] = [{"dataset": "arithmetic", "key": key, "n": GROUP_SIZE} for key in sums]
-    groups += [{"dataset": "math", "key": problem["id"], "n": GROUP_SIZE} for problem in _problems()[:PROBLEMS]]
+    # Problems with a short answer: comparing long expressions takes longer than the demo's model needs to be wrong.
+    problems = [problem for problem in _problems() if len(problem["expected_answer"]) <= 12]
+    groups += [{"dataset": "math", "key": problem["id"], "n": GROUP_SIZE} for problem in problems[:PROBLEMS]]
     client.submit_groups(run["id"], groups)
     return run["id"]
 

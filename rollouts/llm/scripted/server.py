@@ -37,7 +37,8 @@ class ScriptedServer:
     """A running server: `async with ScriptedServer(script=...) as server`, then `server.url`.
 
     `delay` is in seconds for each generation. `running`, `finished` and `aborted` count generation requests; an aborted one is
-    one whose client went away. With an `api_key`, everything under /v1 wants it as a bearer token.
+    one whose client went away. `rendered` counts chat renders. With an `api_key`, everything under /v1 wants it as a bearer
+    token.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ScriptedServer:
         self.max_model_len = max_model_len
         self.switches = Switches()
         self.running = self.finished = self.aborted = 0
-        self.prompt_tokens = self.generated_tokens = 0
+        self.rendered = self.prompt_tokens = self.generated_tokens = 0
         self._backend = Backend(script, tokenizer or ScriptedTokenizer(), template, seed)
         self._delay = delay
         self._api_key = api_key
@@ -148,6 +149,7 @@ class ScriptedServer:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await self._body(request)
         if "messages" in body:
+            self.rendered += 1
             ids = self._backend.render(read_messages(body), bool(body.get("add_generation_prompt", True)))
         else:
             ids = self._backend.tokenizer.encode(str(body.get("prompt", "")))

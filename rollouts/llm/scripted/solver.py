@@ -12,7 +12,7 @@ from rollouts.llm.scripted.script import Request, Script
 
 _SUM = re.compile(r"(-?\d+)\s*([-+*×x])\s*(-?\d+)")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "×": operator.mul, "x": operator.mul}
-_EXPRESSION = re.compile(r"\d[\d\s.+*/()-]*\d|\d")
+_EXPRESSION = re.compile(r"[\d(][\d\s.+*/()-]*[\d)]|\d")
 _PYTHON_TOOL = re.compile(r'"name":\s*"python"')
 
 
