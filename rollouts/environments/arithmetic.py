@@ -29,7 +29,7 @@ class ArithmeticConfig(EnvironmentConfig):
     """Settings of the arithmetic environment."""
 
     prompt: str = Field(
-        "Calculate {a} + {b}.",
+        "Please solve {a} + {b}. Just give the answer.",
         max_length=1000,
         pattern=r"\{a\}(.|\n)*\{b\}",
         description="The question; {a} and {b} stand for the numbers.",

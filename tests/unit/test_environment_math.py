@@ -80,7 +80,7 @@ async def test_a_problem_is_solved_with_the_lent_packages(sandbox: Session) -> N
 
 
 async def test_the_interpreter_remembers_and_reports_mistakes(sandbox: Session) -> None:
-    outcome, recording, reward = await play(
+    _, recording, reward = await play(
         sandbox, python("n = 8"), "```python\nn + 1 / 0\n```", python("print(n)"), "\\boxed{8}"
     )
 
