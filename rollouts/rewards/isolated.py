@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypedDict, cast
 
 from rollouts.engine.errors import EvaluationFailed
@@ -21,6 +22,10 @@ from rollouts.rewards.process import JsonLineProcess, ProcessGone
 MAX_EXPRESSION_CHARS = 2000
 
 _GRACE_SECONDS = 1.0  # the process kills itself at its timeout; this long after it we do
+
+
+_Request = dict[str, str]
+_Reply = dict[str, Any]
 
 
 class Verdict(TypedDict):
@@ -37,10 +42,14 @@ class MathVerifier:
     def __init__(self, *, processes: int = 2, timeout: float = 20.0) -> None:
         """`timeout` is in seconds, for one comparison; the wait for a free process does not count."""
         self._timeout = timeout
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="math-verifier")
-        self._mine = threading.local()
+        self._requests: queue.SimpleQueue[tuple[_Request, Future[_Reply]] | None] = queue.SimpleQueue()
+        self._closed = False
         self._lock = threading.Lock()
-        self._processes: list[JsonLineProcess] = []
+        self._processes: dict[int, JsonLineProcess] = {}  # by thread
+        # Daemons, because the interpreter waits for other threads before it lets `close` end a long comparison.
+        self._threads = [threading.Thread(target=self._serve, name=f"math-verifier-{n}", daemon=True) for n in range(processes)]
+        for thread in self._threads:
+            thread.start()
 
     async def verify(self, gold: str, answer: str) -> Verdict:
         """Compare an answer with the gold one.
@@ -49,7 +58,7 @@ class MathVerifier:
         """
         if len(answer) > MAX_EXPRESSION_CHARS:
             return Verdict(correct=False, parsed_gold="", parsed_answer="")
-        reply = await asyncio.wrap_future(self._threads.submit(self._ask, {"gold": gold, "answer": answer}))
+        reply = await asyncio.wrap_future(self._submit({"gold": gold, "answer": answer}))
         if "verdict" not in reply:
             raise EvaluationFailed(f"math-verify could not compare: {reply.get('unparseable') or reply['error']}")
         return cast(Verdict, reply["verdict"])
@@ -59,35 +68,55 @@ class MathVerifier:
         if len(gold) > MAX_EXPRESSION_CHARS:
             raise ValueError(f"longer than {MAX_EXPRESSION_CHARS} characters")
         try:
-            reply = self._threads.submit(self._ask, {"gold": gold}).result()
+            reply = self._submit({"gold": gold}).result()
         except EvaluationFailed as exc:
             raise ValueError(str(exc)) from exc
         if "verdict" not in reply:
             raise ValueError(reply.get("unparseable") or f"math-verify raised {reply['error']}")
 
     def close(self) -> None:
-        """End the threads and their processes. Comparisons under way finish first, those waiting do not start."""
-        self._threads.shutdown(cancel_futures=True)
-        for process in self._processes:
+        """End the threads and their processes. Comparisons under way or waiting fail."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes.values():
+                process.kill()
+        for _ in self._threads:
+            self._requests.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _submit(self, request: _Request) -> Future[_Reply]:
+        future: Future[_Reply] = Future()
+        self._requests.put((request, future))
+        return future
+
+    def _serve(self) -> None:
+        """One thread: answers requests with a process of its own, one after the other."""
+        process: JsonLineProcess | None = None
+        while (item := self._requests.get()) is not None:
+            request, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if process is not None and not process.alive:
+                    process.stop()
+                    process = None
+                process = process or self._start()
+                reply = process.ask(request | {"timeout": self._timeout}, timeout=self._timeout + _GRACE_SECONDS)
+            except ProcessGone as exc:
+                failure = EvaluationFailed(f"the math-verify process {exc}", retryable=True)
+                failure.__cause__ = exc
+                future.set_exception(failure)
+            else:
+                future.set_result(reply)
+        if process is not None:
             process.stop()
-        self._processes.clear()
 
-    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
-        """One request to the process of this thread."""
-        try:
-            return self._process().ask(request | {"timeout": self._timeout}, timeout=self._timeout + _GRACE_SECONDS)
-        except ProcessGone as exc:
-            raise EvaluationFailed(f"the math-verify process {exc}", retryable=True) from exc
-
-    def _process(self) -> JsonLineProcess:
-        process: JsonLineProcess | None = getattr(self._mine, "process", None)
-        if process is None or not process.alive:
-            replaced, process = process, JsonLineProcess("rollouts.rewards.math_server")
-            self._mine.process = process
-            with self._lock:
-                self._processes = [p for p in self._processes if p is not replaced] + [process]
-            if replaced is not None:
-                replaced.stop()
+    def _start(self) -> JsonLineProcess:
+        with self._lock:
+            if self._closed:
+                raise ProcessGone("is not wanted any more")
+            process = self._processes[threading.get_ident()] = JsonLineProcess("rollouts.rewards.math_server")
         return process
 
 

@@ -25,13 +25,17 @@ class JsonLineProcess:
     """
 
     def __init__(self, module: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"LANG": "C.UTF-8"},  # none of our settings, some of which are secrets
-            start_new_session=True,  # a Ctrl-C in our terminal is not for it
-        )
+        """Start it without waiting for it. Raises `ProcessGone` when this host cannot start another process."""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={"LANG": "C.UTF-8"},  # none of our settings, some of which are secrets
+                start_new_session=True,  # a Ctrl-C in our terminal is not for it
+            )
+        except OSError as exc:
+            raise ProcessGone(f"cannot be started: {exc}") from exc
         self._ready = False
 
     @property
@@ -55,6 +59,10 @@ class JsonLineProcess:
         except (OSError, ValueError) as exc:
             self.stop()
             raise ProcessGone(f"failed: {exc}") from exc
+
+    def kill(self) -> None:
+        """Kill the process; a request under way fails at once. Any thread may do this."""
+        self._process.kill()
 
     def stop(self) -> None:
         """Kill the process and reap it. Idempotent."""

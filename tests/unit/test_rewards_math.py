@@ -178,6 +178,32 @@ def test_closing_leaves_no_process() -> None:
     assert children and not any(child.is_running() for child in children)
 
 
+def test_a_long_comparison_does_not_hold_up_the_exit() -> None:
+    program = (
+        "import asyncio\n"
+        "from rollouts.rewards.isolated import shared_verifier\n"
+        "async def main():\n"
+        "    shared_verifier().check_gold('1')\n"
+        f"    task = asyncio.create_task(shared_verifier().verify('32', {HANGS!r}))\n"
+        "    await asyncio.sleep(0.2)\n"
+        "    task.cancel()\n"
+        "    print('leaving', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"leaving\n"
+        assert parent.wait(timeout=5) == 0
+
+
+async def test_closing_ends_comparisons_under_way() -> None:
+    verifier = MathVerifier(processes=1)
+    pending = [asyncio.create_task(verifier.verify("32", HANGS)) for _ in range(3)]
+    await asyncio.sleep(0)
+    verifier.close()
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    assert [type(result) for result in results] == [EvaluationFailed] * 3
+
+
 def test_a_killed_platform_process_leaves_no_busy_verifier() -> None:
     program = (
         "import asyncio, sys, threading\n"
