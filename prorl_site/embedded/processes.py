@@ -36,6 +36,7 @@ class LeashedProcess:
         reading_end, self._lifeline = os.pipe()
         try:
             with log.open("ab") as output:
+                self._log_begins = output.tell()
                 self._leash = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(LEASH), str(reading_end), *map(str, command)],
                     stdin=subprocess.DEVNULL,
@@ -88,8 +89,9 @@ class LeashedProcess:
         self._leash.wait()
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines it wrote, for error messages."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The last lines it wrote, for error messages; not those of whoever wrote to the same log before it."""
+        written = self.log.read_bytes()[self._log_begins :]
+        return "\n".join(written.decode(errors="replace").splitlines()[-lines:])
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, interval: float = 0.02) -> bool:

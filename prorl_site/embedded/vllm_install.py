@@ -134,7 +134,7 @@ class VllmHome:
             raise VllmUnavailable(f"`{what} …` took more than {STEP_SECONDS:.0f} s (see {process.log})")
         if process.poll() != 0:
             errors = [line for line in process.log_tail(40).splitlines() if "error" in line.lower()] or [process.log_tail(1)]
-            raise VllmUnavailable(f"`{what} …` failed: {errors[-1]} (see {process.log})")
+            raise VllmUnavailable(f"`{what} …` failed: {errors[0]} (see {process.log})")
 
     def _check_machine(self) -> None:
         if sys.platform != "linux" or os.uname().machine != "x86_64":

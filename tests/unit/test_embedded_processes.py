@@ -67,6 +67,16 @@ def test_exit_status_and_output_are_those_of_the_program(log):
     process.kill()
 
 
+def test_its_last_words_are_its_own(log):
+    for word in ("first", "second"):
+        process = LeashedProcess(["echo", word], log=log)
+        process.wait(10)
+        process.kill()
+
+    assert process.log_tail() == "second"
+    assert log.read_text() == "first\nsecond\n"
+
+
 def test_a_program_that_cannot_start_says_so(log):
     process = LeashedProcess(["/no/such/program"], log=log)
 
