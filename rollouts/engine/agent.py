@@ -141,22 +141,30 @@ class Agent:
         draft.add_message(message, name=name)
 
     async def _store(self, record: TurnRecord) -> None:
+        write = asyncio.create_task(self._recorder.turn(record))
         try:
-            await self._recorder.turn(record)
+            await asyncio.shield(write)
+        except asyncio.CancelledError:
+            await _let_finish(write)  # half stored would be neither lost nor there
+            raise
         except AttemptSuperseded:
             raise
         except Exception as exc:
             raise StoreFailed(f"turn {record.turn} could not be stored: {describe(exc)}") from exc
 
     async def _store_last(self, record: TurnRecord) -> None:
-        """Store a turn that was cut short, whose end is already decided: at most briefly, and whatever comes of it."""
-        write = asyncio.create_task(self._recorder.turn(record))
-        try:
-            await asyncio.wait({write}, timeout=_LAST_WRITE_SECONDS)
-        finally:
-            write.cancel()
-        if write.done() and not write.cancelled() and (exc := write.exception()) is not None:
-            logger.warning("the last turn of a rollout could not be stored: %s", describe(exc))
+        """Store a turn that was cut short. Why is already decided, so nothing comes of a failure."""
+        await _let_finish(asyncio.create_task(self._recorder.turn(record)))
+
+
+async def _let_finish(write: asyncio.Task[None]) -> None:
+    """Give a last write its time, and no more."""
+    try:
+        await asyncio.wait({write}, timeout=_LAST_WRITE_SECONDS)
+    finally:
+        write.cancel()
+    if write.done() and not write.cancelled() and (exc := write.exception()) is not None:
+        logger.warning("the last turn of a rollout could not be stored: %s", describe(exc))
 
 
 def _ended(cause: Cause, detail: str = "") -> Termination:

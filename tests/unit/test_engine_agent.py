@@ -62,8 +62,12 @@ class Recording:
     turns: list[TurnRecord] = field(default_factory=list)
     fails_with: Exception | None = None
     hang: bool = False
+    delay: float = 0.0
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def turn(self, record: TurnRecord) -> None:
+        self.asked.set()
+        await asyncio.sleep(self.delay)
         if self.hang:
             await asyncio.Event().wait()
         if self.fails_with is not None:
@@ -318,6 +322,17 @@ async def test_a_store_that_hangs_holds_up_a_cancelled_rollout_only_briefly(stag
     async with asyncio.timeout(5):
         with pytest.raises(asyncio.CancelledError):
             await rollout
+
+
+async def test_a_turn_that_is_being_stored_is_stored_once(stage: Stage) -> None:
+    stage.recording.delay = 0.1
+    rollout = asyncio.create_task(stage.play("[[reply:4]]"))
+    await stage.recording.asked.wait()
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+
+    assert [turn.model_call is not None for turn in stage.recording.turns] == [True]
 
 
 async def test_a_store_that_fails_stops_the_rollout(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from rollouts.engine.stages import eval_stage, run_stage
 from rollouts.environments import registry
 from rollouts.environments.arithmetic import generate, last_integer
 from rollouts.environments.base import EvalContext, RewardComponent, RunContext, Score
-from rollouts.environments.conformance import check_environment
+from rollouts.environments.conformance import NoSandbox, check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.environments.python_packages import packages_binds
 from rollouts.lifecycle import Cause
@@ -25,6 +25,7 @@ from rollouts.llm.conversation import Conversation
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.solver import solver
 from rollouts.llm.types import Sampling, ServerAddress
+from sandboxes.protocol import SandboxSpec
 
 PROBLEMS = [json.loads(line) for line in (Path(__file__).parent.parent / "data" / "math.jsonl").read_text().splitlines()]
 
@@ -121,11 +122,22 @@ class Careless:
 
     async def initialize(self, ctx: Any) -> None: ...
 
+    async def run(self, ctx: Any) -> Any: ...
+
     async def evaluate(self, ctx: EvalContext) -> Score:
         try:
             return Score([RewardComponent("correct", float(bool(ctx.artefacts["answer"])))])
         except OSError:
             return Score([RewardComponent("correct", 0.0)])
+
+
+class Demanding(Careless):
+    """An environment that wants a sandbox to score in."""
+
+    evaluates_in_sandbox = True
+
+    def sandbox_spec(self, config: Any, task: Any) -> Any:
+        return SandboxSpec()
 
 
 class Broken:
@@ -139,7 +151,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     metadata = tmp_path / "careless-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: careless\nVersion: 1.0\n")
-    lines = [f"careless = {__name__}:Careless", f"broken = {__name__}:Broken", "gone = no_such_module:Environment"]
+    lines = [
+        f"careless = {__name__}:Careless",
+        f"demanding = {__name__}:Demanding",
+        f"broken = {__name__}:Broken",
+        "gone = no_such_module:Environment",
+    ]
     (metadata / "entry_points.txt").write_text("[prorl.environments]\n" + "\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     registry.get.cache_clear()
@@ -154,6 +171,12 @@ async def test_the_kit_catches_scoring_that_swallows_failures() -> None:
     results = await check_environment("careless", {}, [{"a": 1, "b": 2}])
 
     assert [(r.check, r.passed) for r in results if "null" in r.check] == [("unreadable artefacts score null", False)]
+
+
+@pytest.mark.usefixtures("installed")
+async def test_the_kit_says_when_it_needs_a_sandbox() -> None:
+    with pytest.raises(NoSandbox):
+        await check_environment("demanding", {}, [{"a": 1, "b": 2}])
 
 
 @pytest.mark.usefixtures("installed")
