@@ -80,9 +80,7 @@ async def test_a_problem_is_solved_with_the_lent_packages(sandbox: Session) -> N
 
 
 async def test_the_interpreter_remembers_and_reports_mistakes(sandbox: Session) -> None:
-    _, recording, reward = await play(
-        sandbox, python("n = 8"), "```python\nn + 1 / 0\n```", python("print(n)"), "\\boxed{8}"
-    )
+    _, recording, reward = await play(sandbox, python("n = 8"), "```python\nn + 1 / 0\n```", python("print(n)"), "\\boxed{8}")
 
     assert ["" if "Traceback" in call.output else call.output for call in recording.tool_calls] == ["", "", "8"]
     assert "ZeroDivisionError" in recording.tool_calls[1].output
