@@ -16,7 +16,7 @@ SUMS = 8
 PROBLEMS = 4
 POLICY = "demo"
 # Short replies: the demo's model writes some 150 tokens a second on two cores, over all rollouts.
-SETTINGS = {"sampling": {"temperature": 1.0, "max_tokens": 192}, "timeouts": {"agent": 600}}
+SETTINGS = {"sampling": {"temperature": 1.0, "max_tokens": 128}, "timeouts": {"agent": 600}}
 
 
 class Totals(NamedTuple):
@@ -50,7 +50,7 @@ def prepare(client: Client, llm_url: str) -> None:
         client.create_environment(
             name="math", handler="math", config={"max_turns": 3}, description="Competition problems, with Python at hand."
         )
-    _load_tasks(client, "arithmetic", {f"{task['a']}+{task['b']}": task for task in generate(seed=0, count=64, max_value=12)})
+    _load_tasks(client, "arithmetic", {f"{task['a']}+{task['b']}": task for task in generate(seed=0, count=25, max_value=5)})
     _load_tasks(client, "math", {problem["id"]: problem for problem in _problems()})
 
 
@@ -72,7 +72,7 @@ def _load_tasks(client: Client, environment: str, tasks: dict[str, dict[str, Any
 def submit(client: Client) -> str:
     """One run of groups over both environments; its id."""
     run = client.create_run(name="demo", policy=POLICY, settings=SETTINGS)
-    sums = [f"{task['a']}+{task['b']}" for task in generate(seed=0, count=SUMS, max_value=12)]
+    sums = [f"{task['a']}+{task['b']}" for task in generate(seed=0, count=SUMS, max_value=5)]
     groups: list[GroupSpec] = [{"dataset": "arithmetic", "key": key, "n": GROUP_SIZE} for key in sums]
     # Problems with a short answer: comparing long expressions takes longer than the demo's model needs to be wrong.
     problems = [problem for problem in _problems() if len(problem["expected_answer"]) <= 12]

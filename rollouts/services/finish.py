@@ -28,6 +28,7 @@ from rollouts.lifecycle import (
 from rollouts.models import Attempt, Reward, Rollout
 
 from .claim import Claim
+from .storable import storable_json, storable_text
 from .transition import Guard, Moved, move
 
 # A lost attempt is repeated after about this long, doubling with every loss, so that a sick node or server is not hammered.
@@ -57,7 +58,7 @@ def finish_unscored(*, claim: Claim, outcome: RunOutcome) -> bool:
     values = {
         **_termination_values(outcome.termination),
         "fidelity": outcome.fidelity.value,
-        "artefacts": outcome.artefacts,
+        "artefacts": storable_json(outcome.artefacts),
         "reward": 0.0 if zero else None,
         "trainable": zero,
     }
@@ -77,7 +78,14 @@ def _end(claim: Claim, state: State, values: dict[str, Any], score: Score | None
 
 def add_reward_version(*, rollout_id: UUID, version: int, score: Score) -> None:
     Reward.objects.bulk_create(
-        Reward(rollout_id=rollout_id, version=version, name=c.name, value=c.value, weight=c.weight, detail=dict(c.detail))
+        Reward(
+            rollout_id=rollout_id,
+            version=version,
+            name=c.name,
+            value=c.value,
+            weight=c.weight,
+            detail=storable_json(dict(c.detail)),
+        )
         for c in score.components
     )
 
@@ -105,7 +113,7 @@ def give_up_attempt(
     retries = Rollout.objects.values_list("infra_retries", flat=True).get(id=rollout_id)
     again = failure.retryable and retries < max_retries
     cause = failure.termination.cause
-    data = {"cause": cause.value, "detail": failure.termination.detail, "stage": stage.value}
+    data = {"cause": cause.value, "detail": storable_text(failure.termination.detail), "stage": stage.value}
     if again and only_eval:
         values = _retry_values(retries)
         return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, values=values, data=data))
@@ -165,7 +173,7 @@ def _termination_values(termination: Termination) -> dict[str, Any]:
         "termination_phase": termination.phase.value,
         "termination_cause": termination.cause.value,
         "termination_blame": termination.blame.value,
-        "termination_detail": termination.detail,
+        "termination_detail": storable_text(termination.detail),
     }
 
 
@@ -177,6 +185,6 @@ def _close_attempts(
             ended_at=timezone.now(),
             stage=stage.value if stage else "",
             outcome=outcome.value,
-            error=error,
-            traceback=traceback,
+            error=storable_text(error),
+            traceback=storable_text(traceback),
         )

@@ -12,6 +12,7 @@ from rollouts.lifecycle import STAGES, Stage
 from rollouts.models import Message, ModelCall, Rollout, ToolCall
 
 from .claim import Claim
+from .storable import storable_json, storable_text
 from .transition import move
 
 
@@ -56,7 +57,7 @@ def _insert(claim: Claim, record: TurnRecord) -> None:
             context_ids=call.context_ids,
             sampled_ids=call.sampled_ids,
             logprobs=call.logprobs,
-            text=_storable(call.text),
+            text=storable_text(call.text),
             finish_reason=call.finish_reason,
             prompt_tokens=call.prompt_tokens,
             policy=call.policy,
@@ -66,7 +67,7 @@ def _insert(claim: Claim, record: TurnRecord) -> None:
             latency=call.latency,
         )
     Message.objects.bulk_create(
-        Message(**place, index=m.index, turn=m.turn, role=m.role, name=m.name, content=_storable(m.content))
+        Message(**place, index=m.index, turn=m.turn, role=m.role, name=m.name, content=storable_text(m.content))
         for m in record.messages
     )
     ToolCall.objects.bulk_create(
@@ -74,33 +75,19 @@ def _insert(claim: Claim, record: TurnRecord) -> None:
             **place,
             turn=t.turn,
             index=t.index,
-            name=_storable(t.name)[:60],
-            arguments={"raw": _storable(t.raw)} if _has_nul(t.arguments) else t.arguments,
-            raw=_storable(t.raw),
-            output=_storable(t.output),
+            name=storable_text(t.name)[:60],
+            arguments=storable_json(t.arguments),
+            raw=storable_text(t.raw),
+            output=storable_text(t.output),
             exit_code=t.exit_code,
             timed_out=t.timed_out,
             truncated_bytes=t.truncated_bytes,
-            error=_storable(t.error),
+            error=storable_text(t.error),
             started_at=datetime.fromtimestamp(t.started_at, UTC),
             duration=t.duration,
         )
         for t in record.tool_calls
     )
-
-
-def _storable(text: str) -> str:
-    """Postgres text takes neither NUL nor lone surrogates; both can come out of a model or a program."""
-    return text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode("utf-8")
-
-
-def _has_nul(value: object) -> bool:
-    """Whether a JSON value holds a character that Postgres refuses."""
-    if isinstance(value, dict):
-        return any(_has_nul(part) for pair in value.items() for part in pair)
-    if isinstance(value, list):
-        return any(_has_nul(item) for item in value)
-    return isinstance(value, str) and _storable(value) != value
 
 
 def hand_over_ready(*, claim: Claim, sandbox_name: str) -> bool:
@@ -118,12 +105,12 @@ def hand_over_for_evaluation(*, claim: Claim, outcome: RunOutcome) -> bool:
             to=STAGES[Stage.RUN].hands_to,
             guard=claim.guard,
             values={
-                "artefacts": outcome.artefacts,
+                "artefacts": storable_json(outcome.artefacts),
                 "fidelity": outcome.fidelity.value,
                 "termination_phase": termination.phase.value,
                 "termination_cause": termination.cause.value,
                 "termination_blame": termination.blame.value,
-                "termination_detail": _storable(termination.detail),
+                "termination_detail": storable_text(termination.detail),
             },
             data={"cause": termination.cause.value},
         )

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from rollouts.engine.errors import AttemptSuperseded, StageTimedOut
+from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StageTimedOut, describe
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, run_stage
 from rollouts.environments import registry
@@ -44,7 +44,10 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
     environment = registry.get(claim.handler)
     config = registry.validate_config(claim.handler, claim.config)
     task = registry.parse_task(claim.handler, claim.payload)
-    spec = environment.sandbox_spec(config, task)
+    try:
+        spec = environment.sandbox_spec(config, task)
+    except Exception as error:
+        raise EnvironmentFailed(f"sandbox_spec raised {describe(error)}") from error
     name = sandbox_name(claim.rollout_id, claim.attempt) if spec else ""
     budget = asyncio.get_running_loop().time() + claim.settings.timeouts.init
     handed_over = False

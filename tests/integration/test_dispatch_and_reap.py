@@ -81,6 +81,17 @@ class TestTheWholeWay:
         assert record_turn(claim=running, record=record)
         assert Message.objects.get(rollout=rollout).content == "nul ␀ and lone surrogate ?"
 
+    def test_what_postgres_refuses_is_made_visible_everywhere(self, domain: Domain):
+        rollout = domain.rollout_in(State.READY)
+        bad = "nul \x00 half \ud800"
+        outcome = RunOutcome(Termination(Phase.RUN, Cause.COMPLETED, bad), {bad: [bad]}, Fidelity.TOKEN_EXACT)
+        assert hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=outcome)
+        failure = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, bad), retryable=False, traceback=bad)
+        fail(claim=domain.claim(rollout, Stage.EVAL), failure=failure)
+        rollout = refreshed(rollout)
+        assert rollout.artefacts == {"nul ␀ half ?": ["nul ␀ half ?"]}
+        assert rollout.termination_detail == rollout.attempts.get().traceback == "nul ␀ half ?"
+
 
 class TestRetries:
     def test_infrastructure_failures_are_repeated_and_then_end_without_a_reward(self, domain: Domain):
