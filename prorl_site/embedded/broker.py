@@ -100,8 +100,11 @@ class Transport(virtual.Transport):
         self.state = self.global_state
 
     def drain_events(self, connection: Any, timeout: float | None = None, **options: Any) -> None:
-        # Celery asks for two seconds and looks only then whether it was told to stop.
-        super().drain_events(connection, timeout=min(timeout or LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS), **options)
+        client: Any = self.client
+        longest: float | None = client.transport_options.get("longest_wait")
+        if longest is not None:
+            timeout = min(timeout or longest, longest)
+        super().drain_events(connection, timeout=timeout, **options)
 
     def driver_version(self) -> str:
         return "1"
@@ -111,5 +114,9 @@ def filesystem_broker_settings(folder: Path) -> dict[str, Any]:
     """Celery settings for a broker in `folder`, which is created, closed to other users."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
-    # A host, though there is none: kombu warns of a URL without one.
-    return {"broker_url": f"{SCHEME}://localhost{quote(str(folder.absolute()))}"}
+    return {
+        # A host, though there is none: kombu warns of a URL without one.
+        "broker_url": f"{SCHEME}://localhost{quote(str(folder.absolute()))}",
+        # Celery waits two seconds at a time and looks only then whether it was told to stop.
+        "broker_transport_options": {"longest_wait": LONGEST_WAIT_SECONDS},
+    }
