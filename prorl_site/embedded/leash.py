@@ -30,7 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def processes() -> Iterator[tuple[int, int, int]]:
-    """(pid, parent pid, session id) of every process that is not a zombie."""
+    """(pid, parent pid, session id) of every process.
+
+    Zombies included: the first thread of a program is one while its other threads still give back their memory.
+    """
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -38,9 +41,8 @@ def processes() -> Iterator[tuple[int, int, int]]:
             stat = (entry / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        state, parent, _group, session = stat.rpartition(")")[2].split()[:4]
-        if state != "Z":
-            yield int(entry.name), int(parent), int(session)
+        _state, parent, _group, session = stat.rpartition(")")[2].split()[:4]
+        yield int(entry.name), int(parent), int(session)
 
 
 def descendants(root: int) -> dict[int, int]:
@@ -72,7 +74,7 @@ def reap(command: int) -> int | None:
 
 
 def kill_below(command: int, doomed: Callable[[int], bool]) -> None:
-    """Kills every descendant whose session id satisfies `doomed`, until none is left."""
+    """Kills every descendant whose session id satisfies `doomed`, and collects them, until none is left."""
     for _ in range(KILL_ROUNDS):
         victims = [pid for pid, session in descendants(os.getpid()).items() if doomed(session)]
         if not victims:

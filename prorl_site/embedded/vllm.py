@@ -13,11 +13,14 @@ import time
 from pathlib import Path
 from typing import Self
 
+import httpx
+
 from prorl_site.embedded.processes import LeashedProcess, free_port, http_answers, wait_until
 from prorl_site.embedded.supervisor import Service
 from prorl_site.embedded.vllm_install import VllmHome, VllmUnavailable
 
-START_SECONDS = 300.0  # 26 to 42 s were measured on two cores
+START_SECONDS = 300.0  # 26 to 43 s were measured on two cores
+FIRST_ANSWER_SECONDS = 30.0
 
 
 class VllmServer:
@@ -45,12 +48,23 @@ class VllmServer:
         return Service(
             name="vllm",
             command=self._command(),
-            env=server_environment(),
-            ready=lambda: http_answers(f"{self.url}/health"),
+            env=server_environment(self._home),
+            ready=self.is_ready,
             ready_seconds=START_SECONDS,
             stop_order=50,
             stop_signal=signal.SIGKILL,
         )
+
+    def is_ready(self) -> bool:
+        """Whether it generates. That it answers is not enough: what generating alone needs may be missing."""
+        if not http_answers(f"{self.url}/health"):
+            return False
+        request = {"model": self.model_name, "prompt": [1], "max_tokens": 1, "logprobs": 1}
+        try:
+            answer = httpx.post(f"{self.url}/v1/completions", json=request, timeout=FIRST_ANSWER_SECONDS, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return answer.is_success
 
     def start(self) -> str:
         """Starts it without a Supervisor; the URL, when it answers.
@@ -62,8 +76,8 @@ class VllmServer:
         begun = time.monotonic()
         process = LeashedProcess(service.command, log=self._home.logs / f"vllm-{self._port}.log", env=service.env)
         self._process = process
-        wait_until(lambda: process.poll() is not None or service.ready(), timeout=service.ready_seconds, interval=0.2)
-        if process.poll() is not None or not service.ready():
+        settled = wait_until(lambda: process.poll() is not None or self.is_ready(), timeout=START_SECONDS, interval=0.2)
+        if not settled or process.poll() is not None:
             self.stop()
             seconds = time.monotonic() - begun
             raise VllmUnavailable(
@@ -98,11 +112,14 @@ class VllmServer:
         return [self._home.python, self._home.venv / "bin" / "vllm", "serve", self._model, *pairs, *switches]
 
 
-def server_environment() -> dict[str, str]:
+def server_environment(home: VllmHome) -> dict[str, str]:
     """What vLLM reads from its environment."""
+    library_path = [str(home.libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         "HF_HUB_OFFLINE": "1",
+        "LD_LIBRARY_PATH": ":".join(library_path),
         "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 8)),
+        "TORCHDYNAMO_DISABLE": "1",  # the sampler would be compiled at the first request, with a g++ that may not be there
         "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB; the default is half of the memory
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",

