@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import django
 import pytest
 
+from tests.services import rabbitmq
 from tests.services.lender import borrow
 
 _SHARED = "PRORL_TEST_DIR"  # a directory for what the parallel test processes share; the first process makes it
@@ -74,9 +76,13 @@ def shared_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url(shared_dir: Path) -> str:
-    """A real RabbitMQ."""
-    return borrow("rabbitmq", shared_dir)
+def rabbitmq_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real RabbitMQ of this test process alone: platforms that run at once must not take each other's hints."""
+    if reason := rabbitmq.why_missing():
+        pytest.skip(reason)
+    server = rabbitmq.RabbitMQ(tmp_path_factory.mktemp("broker") / "rabbitmq")
+    yield server.url
+    server.stop()
 
 
 @pytest.fixture(scope="session")

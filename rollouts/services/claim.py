@@ -104,7 +104,9 @@ def _choose_server(rollout_id: UUID) -> LLMServer | None:
 
     Group members share their prompt, so the server that has it in its prefix cache is preferred while it has room.
     """
-    rollout = Rollout.objects.select_related("run").only("group_id", "run__policy_id").get(id=rollout_id)
+    rollout = Rollout.objects.select_related("run").only("group_id", "run__policy_id").filter(id=rollout_id).first()
+    if rollout is None:  # deleted since the hint, or a hint of another platform on the same broker
+        return None
     running = Q(rollouts__state=State.RUNNING.value)
     return (
         LLMServer.objects.filter(policy_id=rollout.run.policy_id, state=LLMServer.Health.LIVE)

@@ -60,6 +60,11 @@ class TestTheWholeWay:
         assert claim(stage=Stage.INIT, rollout_id=rollout.id, owner=worker.id, node="n") is None
         assert refreshed(rollout).attempt == 1
 
+    @pytest.mark.parametrize("stage", list(Stage))
+    def test_a_hint_of_a_rollout_that_is_not_here_claims_nothing(self, domain: Domain, stage: Stage):
+        worker = domain.worker(stage)
+        assert claim(stage=stage, rollout_id=Domain.NOBODY, owner=worker.id, node="n") is None
+
     def test_writes_of_an_old_attempt_change_nothing(self, domain: Domain):
         rollout = domain.submit()[0]
         old = domain.claim(rollout, Stage.INIT)

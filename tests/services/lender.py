@@ -31,15 +31,6 @@ class Unavailable(Exception):
     """The service cannot run here; the message is the reason of the skip."""
 
 
-def _rabbitmq(folder: Path) -> Started:
-    from tests.services.rabbitmq import RabbitMQ, why_missing
-
-    if reason := why_missing():
-        raise Unavailable(reason)
-    server = RabbitMQ(folder / "rabbitmq")
-    return Started(server.url, server.stop)
-
-
 def _vllm(folder: Path) -> Started:
     from prorl_site.embedded.vllm import VllmUnavailable
     from tests.services.vllm import start_tiny_vllm
@@ -51,7 +42,7 @@ def _vllm(folder: Path) -> Started:
     return Started(server.url, server.stop)
 
 
-_STARTERS = {"rabbitmq": _rabbitmq, "vllm": _vllm}
+_STARTERS = {"vllm": _vllm}
 
 
 class Lender:
