@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -26,4 +27,8 @@ def launch_options() -> dict[str, Any]:
 
 def why_missing() -> str:
     """What keeps Chromium from being used, or an empty string."""
-    return "" if PROGRAM.exists() else "Chromium is not installed (Debian package chromium)"
+    if not PROGRAM.exists():
+        return "Chromium is not installed (Debian package chromium)"
+    if not find_library("atomic"):
+        return "Playwright's driver needs libatomic.so.1 (Debian package libatomic1)"
+    return ""
