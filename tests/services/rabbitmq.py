@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kombu import Connection
 
-from prorl_site.embedded.processes import LeashedProcess, free_port, wait_until
+from prorl_site.embedded.processes import LeashedProcess, free_port, port_answers, wait_until
 
 # The wrapper in /usr/sbin refuses users other than root and rabbitmq; the program itself does not.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -33,7 +33,6 @@ class RabbitMQ:
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(port),
             "RABBITMQ_DIST_PORT": str(distribution_port),
-            "RABBITMQ_SERVER_START_ARGS": "-start_epmd true",
             "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
@@ -42,11 +41,16 @@ class RabbitMQ:
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
         }
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        # Erlang's name server would be left behind, detached, if RabbitMQ had to start it and then ended by itself.
+        names = ["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"]
+        self._name_server = LeashedProcess(names, log=folder / "epmd.log")
+        wait_until(lambda: port_answers(epmd_port), timeout=_START_SECONDS)
         self.process = LeashedProcess([PROGRAM], log=folder / "rabbitmq.log", env=env)
         if not wait_until(lambda: self.process.poll() is not None or self._answers(), timeout=_START_SECONDS, interval=0.2):
             self.stop()
             raise TimeoutError(f"RabbitMQ did not start within {_START_SECONDS:.0f} s:\n{self.process.log_tail()}")
         if self.process.poll() is not None:
+            self.stop()
             raise RuntimeError(f"RabbitMQ ended:\n{self.process.log_tail()}")
 
     def _answers(self) -> bool:
@@ -59,6 +63,7 @@ class RabbitMQ:
 
     def stop(self) -> None:
         self.process.kill()
+        self._name_server.kill()
 
 
 def why_missing() -> str:
