@@ -123,13 +123,15 @@ def test_a_failing_model_server_is_infrastructure_and_never_a_reward(platform: P
 
 
 def test_stopping_a_worker_hands_back_at_once_and_burns_no_retry(platform: Platform, quick_model: str):
-    run_id = submit(platform, quick_model, [{"n": 4, **problem("[[delay:4]]")}])
+    run_id = submit(platform, quick_model, [{"n": 4, **problem("[[delay1:15]]")}])
     wait_for_state(platform, run_id, "running", 4)
-    assert platform.terminate("run") < 2.0
+    # Its successor is there before it leaves: a node without a RUN worker for a whole lease would start these once more.
+    platform.processes["leaving"] = platform.processes.pop("run")
+    platform.start_worker("run", 16)
+    assert platform.terminate("leaving") < 2.0
     returned = """SELECT count(*)::int FROM rollouts_rolloutevent e JOIN rollouts_rollout r ON r.id = e.rollout_id
                   WHERE r.run_id = %s AND kind = 'requeued' AND from_state = 'running'"""
     assert platform.value(returned, run_id) == 4
-    platform.start_worker("run", 16)
     wait_until_finished(platform, run_id)
     for rollout in rollouts(platform, run_id):
         assert (rollout["state"], rollout["attempt"], rollout["infra_retries"]) == ("succeeded", 2, 0)
