@@ -77,6 +77,10 @@ STAGES: dict[Stage, StageRule] = {
 }
 
 
+# Where nobody holds a rollout unless an EVAL worker has claimed it.
+WAITING = tuple(rule.waits_in for rule in STAGES.values())
+
+
 class Phase(enum.StrEnum):
     """Where in its life a rollout was when its termination was decided."""
 

@@ -32,7 +32,6 @@ def _begin() -> None:
     for name in [name for name in os.environ if name.startswith("PRORL_") and name != "PRORL_FAIL_ON_SKIP"]:
         del os.environ[name]
     shared = Path(tempfile.mkdtemp(prefix="prorl-test-"))
-    shared.chmod(0o711)  # the database's own user must get through
     _postgres = EmbeddedPostgres(shared / "postgres", durable=False)
     os.environ |= {
         _SHARED: str(shared),

@@ -37,6 +37,12 @@ def _start_scripted(supervisor: Supervisor) -> str:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rollouts.llm.scripted", "--port", str(port), "--delay", "0.05"]
-    ready = lambda: http_answers(f"{url}/health")  # noqa: E731
-    supervisor.start(Service(name="scripted-model", command=command, ready=ready, stop_order=LLM_STOPS))
+    supervisor.start(
+        Service(
+            name="scripted-model",
+            command=command,
+            ready=lambda: http_answers(f"{url}/health"),
+            stop_order=LLM_STOPS,
+        )
+    )
     return url

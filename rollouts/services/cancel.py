@@ -7,13 +7,11 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.utils import timezone
 
-from rollouts.lifecycle import TERMINAL, EventKind, State
+from rollouts.lifecycle import TERMINAL, WAITING, EventKind
 from rollouts.models import Project, Rollout, Run
 
 from .finish import finish_cancelled
 from .transition import Guard
-
-_WAITING = [State.QUEUED, State.READY, State.EVALUATING]
 
 _ASK = """
 WITH asked AS (
@@ -43,7 +41,7 @@ def cancel_rollouts(
             rollouts = rollouts.filter(run_id=run_id)
             Run.objects.filter(id=run_id, project=project, cancelled_at=None).update(cancelled_at=timezone.now())
         ids = list(rollouts.select_for_update().order_by("id").values_list("id", flat=True))
-        finish_cancelled(ids=ids, guard=Guard(states=_WAITING, unheld=True), phase=None, stage=None)
+        finish_cancelled(ids=ids, guard=Guard(states=WAITING, unheld=True), phase=None, stage=None)
         with connection.cursor() as cursor:
             cursor.execute(_ASK, [ids, EventKind.CANCEL_REQUESTED.value])
     return len(ids)

@@ -15,6 +15,7 @@ from rollouts.engine.errors import Failure
 from rollouts.engine.records import RunOutcome
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import (
+    PHASES,
     Blame,
     Cause,
     EventKind,
@@ -26,6 +27,7 @@ from rollouts.lifecycle import (
     final_state,
 )
 from rollouts.models import Attempt, Reward, Rollout
+from rollouts.run_settings import RunSettings
 
 from .claim import Claim
 from .storable import storable_json, storable_text
@@ -128,6 +130,18 @@ def give_up_attempt(
             moved = move([rollout_id], to=outcome, guard=guard, values=values, data=data)
         _close_attempts(moved, outcome, stage=stage, error=failure.termination.detail, traceback=failure.traceback)
     return bool(moved)
+
+
+def give_up_lost(*, rollout: Rollout, stage: Stage, guard: Guard, detail: str) -> bool:
+    """Nobody works on a held rollout any more. What RUN stored is kept: of EVAL only the evaluation is repeated."""
+    return give_up_attempt(
+        rollout_id=rollout.id,
+        guard=guard,
+        failure=Failure(Termination(PHASES[stage], Cause.WORKER_LOST, detail), retryable=True, traceback=""),
+        stage=stage,
+        max_retries=RunSettings.model_validate(rollout.run.settings).max_infra_retries,
+        only_eval=stage is Stage.EVAL,
+    )
 
 
 def _retry_values(retries: int) -> dict[str, Any]:

@@ -10,12 +10,10 @@ from uuid import UUID
 from django.conf import settings
 from django.utils import timezone
 
-from rollouts.engine.errors import Failure
-from rollouts.lifecycle import PHASES, STAGES, Cause, Stage, Termination
+from rollouts.lifecycle import STAGES, Stage
 from rollouts.models import Rollout, WorkerProcess
-from rollouts.run_settings import RunSettings
 
-from .finish import give_up_attempt
+from .finish import give_up_lost
 from .transition import Guard
 
 
@@ -52,14 +50,7 @@ def deregister_worker(*, worker_id: UUID) -> None:
 
 def give_back_forgotten(*, worker_id: UUID, stage: Stage, rollouts: Sequence[tuple[UUID, int]]) -> None:
     """A live worker holds these in the database but knows nothing of them: an answer of ours never reached it."""
-    detail = "the worker process lost track of it"
+    known = Rollout.objects.select_related("run").in_bulk([rollout_id for rollout_id, _ in rollouts])
     for rollout_id, attempt in rollouts:
-        settings_of_run = Rollout.objects.values_list("run__settings", flat=True).get(id=rollout_id)
-        give_up_attempt(
-            rollout_id=rollout_id,
-            guard=Guard([STAGES[stage].holds_in], attempt, worker_id),
-            failure=Failure(Termination(PHASES[stage], Cause.WORKER_LOST, detail), retryable=True, traceback=""),
-            stage=stage,
-            max_retries=RunSettings.model_validate(settings_of_run).max_infra_retries,
-            only_eval=stage is Stage.EVAL,
-        )
+        guard = Guard([STAGES[stage].holds_in], attempt, worker_id)
+        give_up_lost(rollout=known[rollout_id], stage=stage, guard=guard, detail="the worker process lost track of it")

@@ -8,12 +8,10 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
-from rollouts.engine.errors import Failure
-from rollouts.lifecycle import PHASES, STAGES, Cause, Stage, State, Termination
+from rollouts.lifecycle import PHASES, STAGES, WAITING, Stage, State
 from rollouts.models import Rollout, WorkerProcess
-from rollouts.run_settings import RunSettings
 
-from .finish import finish_cancelled, give_up_attempt, hand_back
+from .finish import finish_cancelled, give_up_lost, hand_back
 from .transition import Guard
 
 
@@ -26,11 +24,10 @@ def reap() -> int:
 
 def _end_cancelled_in_waiting() -> None:
     """Rollouts whose worker handed them on in the moment between the asking and its next heartbeat."""
-    waiting = [State.QUEUED, State.READY, State.EVALUATING]
     asked = Rollout.objects.filter(cancel_requested_at__isnull=False, finished_at=None, lease_owner=None)
     ids = list(asked.values_list("id", flat=True))
     if ids:
-        finish_cancelled(ids=ids, guard=Guard(waiting, unheld=True), phase=None, stage=None)
+        finish_cancelled(ids=ids, guard=Guard(WAITING, unheld=True), phase=None, stage=None)
 
 
 def _declare_lost() -> None:
@@ -68,11 +65,4 @@ def _take_back_from_lost_nodes() -> int:
 def _take_back(rollout: Rollout, stage: Stage, guard: Guard, detail: str) -> bool:
     if rollout.cancel_requested_at is not None:
         return bool(finish_cancelled(ids=[rollout.id], guard=guard, phase=PHASES[stage], stage=stage))
-    return give_up_attempt(
-        rollout_id=rollout.id,
-        guard=guard,
-        failure=Failure(Termination(PHASES[stage], Cause.WORKER_LOST, detail), retryable=True, traceback=""),
-        stage=stage,
-        max_retries=RunSettings.model_validate(rollout.run.settings).max_infra_retries,
-        only_eval=stage is Stage.EVAL,
-    )
+    return give_up_lost(rollout=rollout, stage=stage, guard=guard, detail=detail)

@@ -12,7 +12,7 @@ from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StageTi
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, run_stage
 from rollouts.environments import registry
-from rollouts.environments.base import EvalContext, InitContext, RunContext
+from rollouts.environments.base import Environment, EnvironmentConfig, EvalContext, InitContext, RunContext, TaskPayload
 from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
@@ -40,10 +40,17 @@ class Tools:
     node: str
 
 
+def _environment_of(claim: Claim) -> tuple[Environment, EnvironmentConfig, TaskPayload]:
+    """The handler with its settings and the task, parsed again: each stage may run in another process."""
+    return (
+        registry.get(claim.handler),
+        registry.validate_config(claim.handler, claim.config),
+        registry.parse_task(claim.handler, claim.payload),
+    )
+
+
 async def _initialize(tools: Tools, claim: Claim) -> None:
-    environment = registry.get(claim.handler)
-    config = registry.validate_config(claim.handler, claim.config)
-    task = registry.parse_task(claim.handler, claim.payload)
+    environment, config, task = _environment_of(claim)
     try:
         spec = environment.sandbox_spec(config, task)
     except Exception as error:
@@ -77,9 +84,7 @@ async def _start_sandbox(tools: Tools, claim: Claim, name: str, spec: SandboxSpe
 
 
 async def _run(tools: Tools, claim: Claim) -> None:
-    environment = registry.get(claim.handler)
-    config = registry.validate_config(claim.handler, claim.config)
-    task = registry.parse_task(claim.handler, claim.payload)
+    environment, config, task = _environment_of(claim)
     assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
     handed_over = False
     try:
@@ -104,9 +109,7 @@ async def _run(tools: Tools, claim: Claim) -> None:
 
 
 async def _evaluate(tools: Tools, claim: Claim) -> None:
-    environment = registry.get(claim.handler)
-    config = registry.validate_config(claim.handler, claim.config)
-    task = registry.parse_task(claim.handler, claim.payload)
+    environment, config, task = _environment_of(claim)
     name = claim.sandbox_name if environment.evaluates_in_sandbox else ""
     finished = False
     try:
