@@ -86,11 +86,18 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
 
 
 def read_mark(directory: Path, label: str) -> host_processes.Mark:
-    """How to recognise the processes of the sandbox that keeps its files in `directory`."""
+    """How to recognise the processes of the sandbox that keeps its files in `directory`.
+
+    bubblewrap writes its line in pieces, and may be ended between two of them. Until the line is whole, process 1 waits for
+    bubblewrap and still carries the label in its arguments.
+    """
     try:
-        status = json.loads((directory / _STATUS).read_text().splitlines()[0])
-    except (FileNotFoundError, IndexError):
+        line, whole, _ = (directory / _STATUS).read_text().partition("\n")
+    except FileNotFoundError:
         return host_processes.Mark(label, None, None)
+    if not whole:
+        return host_processes.Mark(label, None, None)
+    status = json.loads(line)
     return host_processes.Mark(label, int(status["child-pid"]), int(status["pid-namespace"]))
 
 
