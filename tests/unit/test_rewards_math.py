@@ -146,16 +146,22 @@ async def test_an_answer_that_cannot_be_judged_in_time_is_not_wrong(hasty: MathV
     assert (await hasty.verify("32", "32"))["correct"]  # a new process took over
 
 
-async def test_a_killed_process_is_an_infrastructure_failure_and_is_replaced(hasty: MathVerifier) -> None:
+async def test_a_killed_process_is_an_infrastructure_failure_and_is_replaced() -> None:
+    verifier = MathVerifier(processes=1)
     before = psutil.Process().children()
-    await hasty.verify("1", "1")
+    await verifier.verify("1", "1")
     [child] = [child for child in psutil.Process().children() if child not in before]
-    pending = asyncio.create_task(hasty.verify("32", HANGS))
-    await asyncio.sleep(0)
+    idle = child.cpu_times().user
+    pending = asyncio.create_task(verifier.verify("32", HANGS))
+    # A process killed before it took the comparison would just be replaced: wait until it is busy with it.
+    while child.cpu_times().user < idle + 0.1:
+        await asyncio.sleep(0.01)
     child.kill()
-    with pytest.raises(EvaluationFailed, match=r"signal 9|failed"):
+    with pytest.raises(EvaluationFailed, match=r"signal 9|failed") as raised:
         await pending
-    assert (await hasty.verify("1", "1"))["correct"]
+    assert raised.value.retryable
+    assert (await verifier.verify("1", "1"))["correct"]
+    verifier.close()
 
 
 async def test_comparisons_run_side_by_side(verifier: MathVerifier) -> None:
