@@ -1,6 +1,7 @@
 """One file per noun; the nouns are those of the README's vocabulary."""
 
 from .environment import Dataset, Environment, Task
+from .feed import FeedCursor
 from .idempotency import IdempotentResponse
 from .llm_server import LLMServer, Policy
 from .node import WorkerProcess
@@ -14,6 +15,7 @@ __all__ = [
     "Attempt",
     "Dataset",
     "Environment",
+    "FeedCursor",
     "Group",
     "IdempotentResponse",
     "LLMServer",

@@ -88,6 +88,7 @@ class Rollout(models.Model):
                 fields=["id"], name="rollout_cancelling", condition=Q(cancel_requested_at__isnull=False, finished_at=None)
             ),
             models.Index(fields=["run", "finished_xid", "id"], name="rollout_results", condition=Q(finished_xid__isnull=False)),
+            models.Index(fields=["finished_xid", "id"], name="rollout_feed", condition=Q(finished_xid__isnull=False)),
             models.Index(fields=["project", "-id"], name="rollout_list"),
             models.Index(fields=["run", "state", "-id"], name="rollout_run_list"),
         ]
