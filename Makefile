@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint up clean
+.PHONY: help demo test bench lint up clean
 
 # Passed on: make demo ARGS=--exit, make test ARGS="-k cancel"
 ARGS ?=
@@ -20,6 +20,10 @@ test: ## Run every test; ARGS is passed to pytest
 	@deploy/bootstrap.sh test
 	@deploy/test-packages.sh
 	@.venv/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+bench: ## Run the benchmarks; NAME=list runs one
+	@deploy/bootstrap.sh test
+	@.venv/bin/python -m benchmarks $(NAME)
 
 lint: ## Lint, types, import rules, migrations
 	@deploy/bootstrap.sh test
