@@ -27,7 +27,7 @@ class State(enum.StrEnum):
     SUCCEEDED = "succeeded"  # ended by itself and was scored (whatever the score)
     FAILED = "failed"  # could not be carried out; the reward is null
     TIMED_OUT = "timed_out"  # a stage or the agent's budget ran out
-    CANCELLED = "cancelled"  # someone asked
+    CANCELLED = "cancelled"  # someone asked, or a budget ran out
     DISCARDED = "discarded"  # enough siblings of its group were done
 
 
@@ -122,6 +122,7 @@ class Cause(enum.StrEnum):
     INVALID_TASK = "invalid_task"  # the task or its environment cannot be used any more
     CANCELLED = "cancelled"  # cancelled through the API, the CLI or a page
     SIBLINGS_DONE = "siblings_done"  # the group had enough usable rollouts
+    BUDGET_EXHAUSTED = "budget_exhausted"  # a budget of its run or project ran out
 
 
 _BLAME: dict[Cause, Blame] = {
@@ -135,6 +136,7 @@ _BLAME: dict[Cause, Blame] = {
     Cause.SANDBOX_LIMIT: Blame.POLICY,
     Cause.CANCELLED: Blame.CALLER,
     Cause.SIBLINGS_DONE: Blame.CALLER,
+    Cause.BUDGET_EXHAUSTED: Blame.CALLER,
     Cause.INVALID_TASK: Blame.CALLER,
 }
 
@@ -158,7 +160,7 @@ class Termination:
 
 def final_state(termination: Termination) -> State:
     """The terminal state that a termination leads to."""
-    if termination.cause is Cause.CANCELLED:
+    if termination.cause in (Cause.CANCELLED, Cause.BUDGET_EXHAUSTED):
         return State.CANCELLED
     if termination.cause is Cause.SIBLINGS_DONE:
         return State.DISCARDED
@@ -174,6 +176,24 @@ class OnAgentTimeout(enum.StrEnum):
     MASK = "mask"  # evaluate and keep the reward, but mark the rollout as not trainable
     ZERO = "zero"  # do not evaluate; reward 0
     DROP = "drop"  # do not evaluate; reward null, not trainable
+
+
+class Limit(enum.StrEnum):
+    """What a project or a run can bound; each is a nullable column of both."""
+
+    MAX_IN_FLIGHT = "max_in_flight"
+    MAX_QUEUED = "max_queued"
+    MAX_ROLLOUTS = "max_rollouts"
+    MAX_TOKENS = "max_tokens"
+    MAX_SANDBOX_SECONDS = "max_sandbox_seconds"
+    MAX_WALL_SECONDS = "max_wall_seconds"
+
+
+class OnBudget(enum.StrEnum):
+    """What happens to rollouts in flight when a budget runs out (a setting of the run). Waiting ones are cancelled."""
+
+    FINISH = "finish"  # they end as they would have
+    CANCEL = "cancel"  # they are stopped
 
 
 class Fidelity(enum.StrEnum):

@@ -11,11 +11,12 @@ from django.db import models
 from django.utils import timezone
 
 from .fields import uuid7
+from .limits import Limits
 
 name_validator = RegexValidator(r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", "Use letters, digits, dots, dashes and underscores.")
 
 
-class Project(models.Model):
+class Project(Limits):
     """A tenant."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)

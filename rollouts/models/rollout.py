@@ -44,6 +44,9 @@ class Rollout(models.Model):
     infra_retries = models.PositiveIntegerField(default=0, help_text="Attempts given up for the infrastructure's fault.")
     lease_owner = models.ForeignKey(WorkerProcess, models.PROTECT, null=True, related_name="held")
     cancel_requested_at = models.DateTimeField(null=True)
+    cancel_cause = models.CharField(
+        max_length=30, blank=True, choices=_choices(Cause), help_text="Why its cancel was asked; empty when somebody did."
+    )
     not_before = models.DateTimeField(null=True, help_text="Not dispatched before this moment (backoff).")
     hinted_at = models.DateTimeField(null=True, help_text="When the dispatcher last published a hint for its current wait.")
 
@@ -64,6 +67,8 @@ class Rollout(models.Model):
     turns = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveIntegerField(default=0, help_text="Tokens of the trajectory that were not sampled.")
     sampled_tokens = models.PositiveIntegerField(default=0)
+    earlier_tokens = models.PositiveBigIntegerField(default=0, help_text="Prompt and sampled tokens of earlier attempts.")
+    earlier_sandbox_seconds = models.FloatField(default=0, help_text="Stage seconds of earlier attempts that had a sandbox.")
     fidelity = models.CharField(max_length=12, blank=True, choices=_choices(Fidelity))
 
     termination_phase = models.CharField(max_length=10, blank=True, choices=_choices(Phase))

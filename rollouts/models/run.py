@@ -9,11 +9,17 @@ from django.utils import timezone
 
 from .environment import Task
 from .fields import uuid7
+from .limits import Limits
 from .llm_server import Policy
 from .project import Project
 
 
-class Run(models.Model):
+_HAS_BUDGET = (
+    models.Q(max_tokens__isnull=False) | models.Q(max_sandbox_seconds__isnull=False) | models.Q(max_wall_seconds__isnull=False)
+)
+
+
+class Run(Limits):
     """One training or evaluation job's settings. Its rollouts arrive in groups, over as long as it is open."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -29,7 +35,11 @@ class Run(models.Model):
 
     class Meta:
         ordering: ClassVar = ["-id"]
-        indexes: ClassVar = [models.Index(fields=["project", "-id"], name="run_list")]
+        indexes: ClassVar = [
+            models.Index(fields=["project", "-id"], name="run_list"),
+            models.Index(fields=["id"], name="run_budget", condition=_HAS_BUDGET & models.Q(exhausted_at=None)),
+            models.Index(fields=["id"], name="run_exhausted", condition=models.Q(exhausted_at__isnull=False)),
+        ]
         constraints: ClassVar = [models.CheckConstraint(condition=models.Q(priority__lte=100), name="run_priority_0_to_100")]
 
     def __str__(self) -> str:
