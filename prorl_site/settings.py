@@ -140,6 +140,7 @@ SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
 LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
 HEARTBEAT_SECONDS = env.number("PRORL_HEARTBEAT_SECONDS", min(2.0, LEASE_SECONDS / 3), minimum=0.1)
 DISPATCH_SECONDS = env.number("PRORL_DISPATCH_SECONDS", 1.0, minimum=0.05)  # the longest sleep; commits wake it earlier
+DISPATCH_MIN_SECONDS = env.number("PRORL_DISPATCH_MIN_SECONDS", 0.025, minimum=0)  # from one round to the next
 HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  # a hint nobody took is published again
 READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rollouts kept for the RUN workers, over all nodes
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server

@@ -1,12 +1,13 @@
-"""`manage.py dispatch`: hints in order, rescue of lost rollouts, health of LLM servers. Run one or more; one is at work."""
+"""`manage.py dispatch`: hints in order, and everything that has to happen now and then. Run one or more; one is at work."""
 
 from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from django.conf import settings
@@ -26,11 +27,24 @@ _LOCK = 0x70726F726C
 _RECONNECT_SECONDS = 1.0
 
 
+class Step(NamedTuple):
+    """Something to do again `seconds` after it was last done. It may be cut short at any point and must be safe to repeat."""
+
+    name: str
+    function: Callable[[], Any]
+    seconds: float
+
+
+STEPS = (
+    Step("rescue", reap, 1.0),
+    Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
+)
+
+
 class Command(BaseCommand):
     help = "Publish hints to workers, take back what lost workers held, probe LLM servers."
 
     stopping = False
-    next_probe = 0.0
 
     def handle(self, *args: Any, **options: Any) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,6 +52,7 @@ class Command(BaseCommand):
         while not self.stopping:
             try:
                 with psycopg.connect(**_connection_parameters(), autocommit=True) as lines:
+                    self._wait_for_the_lead(lines)
                     self._lead(lines)
             except psycopg.OperationalError as error:
                 logger.warning("the database does not answer; trying again: %s", error)
@@ -46,28 +61,54 @@ class Command(BaseCommand):
     def _stop(self, *_: Any) -> None:
         self.stopping = True
 
-    def _lead(self, lines: psycopg.Connection[Any]) -> None:
-        """Wait to be the one dispatcher, then work until told to stop or the connection (and with it the lock) is lost."""
+    def _wait_for_the_lead(self, lines: psycopg.Connection[Any]) -> None:
         while not self.stopping and not lines.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone()[0]:  # type: ignore[index]
             time.sleep(settings.DISPATCH_SECONDS)
-        lines.execute(f"LISTEN {DISPATCH_CHANNEL}")
-        while not self.stopping:
-            self._guarded(reap)
-            self._guarded(publish_due)
-            if time.monotonic() >= self.next_probe:
-                self._guarded(probe_servers)
-                self.next_probe = time.monotonic() + settings.PROBE_SECONDS
-            for _ in lines.notifies(timeout=settings.DISPATCH_SECONDS, stop_after=1):
-                pass  # what happened is read from the tables; the notice only ends the wait
 
-    def _guarded(self, step: Callable[[], Any]) -> None:
-        """One failing step must not keep the others from running."""
+    def _lead(self, lines: psycopg.Connection[Any]) -> None:
+        """Be the one dispatcher until told to stop or the connection (and with it the lock) is lost.
+
+        Steps have threads of their own: a model server that hangs while it is probed must not hold back hints.
+        """
+        over = threading.Event()
+        for step in STEPS:
+            threading.Thread(target=_repeat, args=(step, over), name=step.name, daemon=True).start()
+        lines.execute(f"LISTEN {DISPATCH_CHANNEL}")
         try:
-            step()
-        except Exception:
-            logger.exception("%s failed; the next round tries again", step.__name__)
+            while not self.stopping:
+                begun = time.monotonic()
+                _guarded("dispatch", publish_due)
+                _wait_for_news(lines, begun + settings.DISPATCH_MIN_SECONDS)
         finally:
-            connection.close()
+            over.set()
+
+
+def _repeat(step: Step, over: threading.Event) -> None:
+    while not over.is_set():
+        _guarded(step.name, step.function)
+        over.wait(step.seconds)
+
+
+def _guarded(name: str, function: Callable[[], Any]) -> None:
+    """One failure must not end the others, nor this one's next try."""
+    try:
+        function()
+    except Exception:
+        logger.exception("%s failed; trying again", name)
+    finally:
+        connection.close()
+
+
+def _wait_for_news(lines: psycopg.Connection[Any], not_before: float) -> None:
+    """Until something has changed, but not before the given moment: one round answers all the notices that came meanwhile.
+
+    Notices carry nothing; what happened is read from the tables.
+    """
+    for _ in lines.notifies(timeout=settings.DISPATCH_SECONDS, stop_after=1):
+        pass
+    time.sleep(max(0.0, not_before - time.monotonic()))
+    for _ in lines.notifies(timeout=0):
+        pass
 
 
 def publish_due() -> None:
