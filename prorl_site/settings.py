@@ -9,7 +9,7 @@ from typing import Any
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
-from prorl_site import env
+from prorl_site import env, logs
 
 VAR_DIR = env.var_dir()
 env.load_file(VAR_DIR / "prorl.env")
@@ -40,6 +40,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "prorl_site.request_log.request_log_middleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "prorl_site.middleware.ContentSecurityPolicyMiddleware",
@@ -145,17 +146,10 @@ HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  
 READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rollouts kept for the RUN workers, over all nodes
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
 
+# --- Observation -------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = env.text("PRORL_LOG_LEVEL", "INFO")
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
-    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
-    "loggers": {
-        "django.request": {"level": "ERROR"},
-        "httpx": {"level": "WARNING"},
-        # A line for every message received and every job done says nothing that the database does not.
-        "celery": {"level": "WARNING"},
-    },
-}
+LOG_FORMAT = env.text("PRORL_LOG_FORMAT", "auto")
+if LOG_FORMAT not in logs.FORMATS:
+    raise ImproperlyConfigured(f"PRORL_LOG_FORMAT={LOG_FORMAT} is none of {', '.join(logs.FORMATS)}.")
+LOGGING_CONFIG = "prorl_site.logs.configure"
+LOGGING = logs.settings(level=LOG_LEVEL, format=LOG_FORMAT)

@@ -23,6 +23,7 @@ class Access(NamedTuple):
 
     project: Project
     scope: Scope
+    key: str = ""  # public id of the API key
 
     def allows(self, scope: Scope) -> bool:
         """Scopes include the lesser ones: read < submit < admin."""
@@ -47,7 +48,7 @@ class ApiKeyAuthentication(BaseAuthentication):
         key = keys.authenticate(secret.strip()) if secret.isascii() and "\0" not in secret else None
         if key is None:
             raise AuthenticationFailed("This key is unknown, revoked or expired.")
-        return None, Access(key.project, max((Scope(scope) for scope in key.scopes), key=_RANK.__getitem__))
+        return None, Access(key.project, max((Scope(scope) for scope in key.scopes), key=_RANK.__getitem__), key.public_id)
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="prorl"'
