@@ -6,6 +6,9 @@
 Crash recovery is part of the machine: from every active state a rollout can go back to QUEUED ("requeue"), where the next
 claim gives it a new attempt number. Writes that carry an old attempt number change nothing.
 
+Terminal states are final, with one exception: when EVAL failed for the infrastructure's fault and a later scoring of the stored
+artefacts succeeds, the rollout is repaired (`REPAIRS`, ADR 9).
+
 This module imports no Django. The database repeats its rules as check constraints and a trigger (see the migrations); a test
 compares the two.
 """
@@ -50,6 +53,13 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.TIMED_OUT: frozenset(),
     State.CANCELLED: frozenset(),
     State.DISCARDED: frozenset(),
+}
+
+# What a rollout whose EVAL failed becomes when its stored artefacts are scored after all: what RUN had made of it. Only in the
+# same attempt, and only from a termination in EVAL that was the infrastructure's.
+REPAIRS: dict[State, frozenset[State]] = {
+    State.FAILED: frozenset({State.SUCCEEDED, State.TIMED_OUT}),
+    State.TIMED_OUT: frozenset({State.SUCCEEDED}),
 }
 
 
@@ -113,6 +123,7 @@ class Cause(enum.StrEnum):
     AGENT_TIMEOUT = "agent_timeout"  # the agent's own time budget ran out
     SANDBOX_LIMIT = "sandbox_limit"  # the agent exceeded a sandbox limit
     STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL exceeded its stage budget
+    ATTEMPT_TIMEOUT = "attempt_timeout"  # the whole attempt exceeded its budget
     MODEL_ERROR = "model_error"  # the model server failed
     SANDBOX_ERROR = "sandbox_error"  # the sandbox could not be started or was lost
     ENVIRONMENT_ERROR = "environment_error"  # the environment's own code raised
@@ -164,7 +175,7 @@ def final_state(termination: Termination) -> State:
         return State.CANCELLED
     if termination.cause is Cause.SIBLINGS_DONE:
         return State.DISCARDED
-    if termination.cause in (Cause.AGENT_TIMEOUT, Cause.STAGE_TIMEOUT):
+    if termination.cause in (Cause.AGENT_TIMEOUT, Cause.STAGE_TIMEOUT, Cause.ATTEMPT_TIMEOUT):
         return State.TIMED_OUT
     return State.SUCCEEDED if termination.blame is Blame.POLICY else State.FAILED
 
@@ -204,6 +215,23 @@ class Fidelity(enum.StrEnum):
     TEXT_ONLY = "text-only"  # the server gave no ids
 
 
+class AfterFailure(enum.StrEnum):
+    """What was done about a stage that failed."""
+
+    REQUEUED = "requeued"  # a new attempt
+    EVAL_AGAIN = "eval_again"  # only EVAL once more, in the same attempt
+    GAVE_UP = "gave_up"  # the rollout ended
+
+
+class RescoringState(enum.StrEnum):
+    """Where a request to score a finished rollout again is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"  # an EVAL worker has it; taken back when that worker is lost
+    DONE = "done"  # there is a new reward version
+    FAILED = "failed"  # nothing about the rollout has changed
+
+
 class EventKind(enum.StrEnum):
     """Rows of a rollout's append-only history."""
 
@@ -214,4 +242,4 @@ class EventKind(enum.StrEnum):
     RELEASED = "released"  # an EVAL worker gave it back
     CANCEL_REQUESTED = "cancel_requested"
     SANDBOX = "sandbox"
-    RESCORED = "rescored"
+    RESCORED = "rescored"  # a new reward version; with a state change when it repaired the rollout

@@ -13,12 +13,24 @@ MOVES = {
     "evaluating": ["succeeded", "queued", "failed", "timed_out", "cancelled", "discarded"],
 }
 
-PAIRS = ", ".join(f"('{old}', '{new}')" for old, news in MOVES.items() for new in news)
+# Only when EVAL had failed for the infrastructure's fault and RUN's own termination takes its place.
+REPAIRS = {
+    "failed": ["succeeded", "timed_out"],
+    "timed_out": ["succeeded"],
+}
+
+
+def pairs(table):
+    return ", ".join(f"('{old}', '{new}')" for old, news in table.items() for new in news)
+
 
 CREATE = f"""
 CREATE FUNCTION rollouts_check_move() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN ({PAIRS}) THEN
+    IF NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN ({pairs(MOVES)}) AND NOT (
+        (OLD.state, NEW.state) IN ({pairs(REPAIRS)}) AND NEW.attempt = OLD.attempt
+        AND OLD.termination_phase = 'eval' AND OLD.termination_blame = 'infrastructure' AND NEW.termination_phase = 'run'
+    ) THEN
         RAISE EXCEPTION 'rollout % cannot move from % to %', OLD.id, OLD.state, NEW.state USING ERRCODE = 'check_violation';
     END IF;
     IF NEW.attempt NOT IN (OLD.attempt, OLD.attempt + 1) THEN

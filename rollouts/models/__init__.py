@@ -6,8 +6,10 @@ from .idempotency import IdempotentResponse
 from .llm_server import LLMServer, Policy
 from .node import WorkerProcess
 from .project import ApiKey, Project, Scope
+from .rescore import Rescoring
 from .rollout import Attempt, Rollout, RolloutEvent
 from .run import Group, Run
+from .stage_failure import StageFailure
 from .trajectory import Message, ModelCall, Reward, ToolCall
 
 __all__ = [
@@ -23,11 +25,13 @@ __all__ = [
     "ModelCall",
     "Policy",
     "Project",
+    "Rescoring",
     "Reward",
     "Rollout",
     "RolloutEvent",
     "Run",
     "Scope",
+    "StageFailure",
     "Task",
     "ToolCall",
     "WorkerProcess",

@@ -1,8 +1,9 @@
-"""Columns the domain needs: time-ordered ids and packed token arrays."""
+"""Columns the domain needs: time-ordered ids, packed token arrays, and choices of its vocabularies."""
 
 from __future__ import annotations
 
 import array
+import enum
 import os
 import sys
 import time
@@ -27,6 +28,11 @@ def uuid7() -> uuid.UUID:
     value = value & ~(0xF << 76) | 7 << 76
     value = value & ~(0b11 << 62) | 0b10 << 62
     return uuid.UUID(int=value)
+
+
+def choices(vocabulary: type[enum.StrEnum]) -> list[tuple[str, str]]:
+    """A vocabulary as the choices of a column."""
+    return [(member.value, member.value) for member in vocabulary]
 
 
 class _PackedArrayField(_BinaryField):

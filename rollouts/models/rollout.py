@@ -11,16 +11,11 @@ from django.utils import timezone
 from rollouts.lifecycle import LEASED, TERMINAL, Blame, Cause, EventKind, Fidelity, Phase, Stage, State
 
 from .environment import Environment, Task
-from .fields import uuid7
+from .fields import choices, uuid7
 from .llm_server import LLMServer
 from .node import WorkerProcess
 from .project import Project
 from .run import Group, Run
-
-
-def _choices(enum: Any) -> list[tuple[str, str]]:
-    return [(member.value, member.value) for member in enum]
-
 
 _TERMINAL = sorted(s.value for s in TERMINAL)
 _LEASED = sorted(s.value for s in LEASED)
@@ -39,13 +34,13 @@ class Rollout(models.Model):
     index = models.PositiveSmallIntegerField(help_text="Place in its group, from 0.")
     priority = models.PositiveSmallIntegerField(default=50)
 
-    state = models.CharField(max_length=12, choices=_choices(State), default=State.QUEUED.value)
+    state = models.CharField(max_length=12, choices=choices(State), default=State.QUEUED.value)
     attempt = models.PositiveIntegerField(default=0, help_text="Fencing number; 0 before the first claim.")
     infra_retries = models.PositiveIntegerField(default=0, help_text="Attempts given up for the infrastructure's fault.")
     lease_owner = models.ForeignKey(WorkerProcess, models.PROTECT, null=True, related_name="held")
     cancel_requested_at = models.DateTimeField(null=True)
     cancel_cause = models.CharField(
-        max_length=30, blank=True, choices=_choices(Cause), help_text="Why its cancel was asked; empty when somebody did."
+        max_length=30, blank=True, choices=choices(Cause), help_text="Why its cancel was asked; empty when somebody did."
     )
     not_before = models.DateTimeField(null=True, help_text="Not dispatched before this moment (backoff).")
     hinted_at = models.DateTimeField(null=True, help_text="When the dispatcher last published a hint for its current wait.")
@@ -69,13 +64,18 @@ class Rollout(models.Model):
     sampled_tokens = models.PositiveIntegerField(default=0)
     earlier_tokens = models.PositiveBigIntegerField(default=0, help_text="Prompt and sampled tokens of earlier attempts.")
     earlier_sandbox_seconds = models.FloatField(default=0, help_text="Stage seconds of earlier attempts that had a sandbox.")
-    fidelity = models.CharField(max_length=12, blank=True, choices=_choices(Fidelity))
+    fidelity = models.CharField(max_length=12, blank=True, choices=choices(Fidelity))
 
-    termination_phase = models.CharField(max_length=10, blank=True, choices=_choices(Phase))
-    termination_cause = models.CharField(max_length=30, blank=True, choices=_choices(Cause))
-    termination_blame = models.CharField(max_length=15, blank=True, choices=_choices(Blame))
+    termination_phase = models.CharField(max_length=10, blank=True, choices=choices(Phase))
+    termination_cause = models.CharField(max_length=30, blank=True, choices=choices(Cause))
+    termination_blame = models.CharField(max_length=15, blank=True, choices=choices(Blame))
     termination_detail = models.TextField(blank=True)
+    run_cause = models.CharField(
+        max_length=30, blank=True, choices=choices(Cause), help_text="How RUN ended, also when EVAL failed after it."
+    )
+    run_detail = models.TextField(blank=True)
     reward = models.FloatField(null=True, help_text="Weighted sum of the newest reward version; null when it is not known.")
+    reward_version = models.PositiveIntegerField(default=0, help_text="Of the reward; 0 before it was scored.")
     trainable = models.BooleanField(default=False, help_text="A policy's outcome that the run's settings let into a batch.")
     artefacts: models.JSONField[Any, Any] = models.JSONField(
         default=dict, help_text="What evaluation needs, stored at the end of RUN."
@@ -135,7 +135,7 @@ class Attempt(models.Model):
     node = models.CharField(max_length=100)
     started_at = models.DateTimeField(default=timezone.now)
     ended_at = models.DateTimeField(null=True)
-    stage = models.CharField(max_length=10, blank=True, choices=_choices(Stage), help_text="Where it ended.")
+    stage = models.CharField(max_length=10, blank=True, choices=choices(Stage), help_text="Where it ended.")
     outcome = models.CharField(max_length=30, blank=True, help_text="The state it led to: a terminal one, or queued again.")
     error = models.TextField(blank=True)
     traceback = models.TextField(blank=True)
@@ -155,7 +155,7 @@ class RolloutEvent(models.Model):
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="events")
     attempt = models.PositiveIntegerField()
     at = models.DateTimeField(default=timezone.now)
-    kind = models.CharField(max_length=20, choices=_choices(EventKind))
+    kind = models.CharField(max_length=20, choices=choices(EventKind))
     from_state = models.CharField(max_length=12, blank=True)
     to_state = models.CharField(max_length=12, blank=True)
     data: models.JSONField[Any, Any] = models.JSONField(default=dict)
