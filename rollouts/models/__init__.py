@@ -1,5 +1,6 @@
 """One file per noun; the nouns are those of the README's vocabulary."""
 
+from .blob import Blob, BlobUnreadable, blob_storage
 from .environment import Dataset, Environment, Task
 from .feed import FeedCursor
 from .idempotency import IdempotentResponse
@@ -11,10 +12,13 @@ from .rollout import Attempt, Rollout, RolloutEvent
 from .run import Group, Run
 from .stage_failure import StageFailure
 from .trajectory import Message, ModelCall, Reward, ToolCall
+from .webhook import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
     "ApiKey",
     "Attempt",
+    "Blob",
+    "BlobUnreadable",
     "Dataset",
     "Environment",
     "FeedCursor",
@@ -34,5 +38,10 @@ __all__ = [
     "StageFailure",
     "Task",
     "ToolCall",
+    "WebhookAttempt",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+    "WebhookEvent",
     "WorkerProcess",
+    "blob_storage",
 ]
