@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -46,6 +48,18 @@ def integer(name: str, default: int, *, minimum: int = 0) -> int:
 def words(name: str, default: str) -> list[str]:
     """A comma-separated list."""
     return [word.strip() for word in text(name, default).split(",") if word.strip()]
+
+
+def json_object(name: str) -> dict[str, Any]:
+    """A JSON object; empty when the variable is not set."""
+    value = text(name)
+    try:
+        result = json.loads(value) if value else {}
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name} is not JSON: {error}.") from None
+    if not isinstance(result, dict):
+        raise ImproperlyConfigured(f'{name} is not a JSON object. Use {{"name": "value"}}.')
+    return result
 
 
 def var_dir() -> Path:

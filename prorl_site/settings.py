@@ -98,7 +98,17 @@ WHITENOISE_USE_FINDERS = True  # serves the wheels' and our own files without a 
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "blobs": {
+        "BACKEND": env.text("PRORL_BLOB_BACKEND", "rollouts.storage.DurableFileStorage"),
+        "OPTIONS": env.json_object("PRORL_BLOB_OPTIONS")
+        or {
+            "location": env.text("PRORL_BLOB_DIR", str(VAR_DIR / "blobs")),
+            "file_permissions_mode": 0o600,
+            "directory_permissions_mode": 0o700,
+        },
+    },
 }
+BLOB_THRESHOLD = env.integer("PRORL_BLOB_THRESHOLD", 64 * 1024, minimum=1024)  # bytes; what is larger leaves its row
 
 # --- HTTP API ----------------------------------------------------------------------------------------------------------------
 DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("PRORL_MAX_BODY_BYTES", 16 * 1024 * 1024)

@@ -77,6 +77,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='MetricSeries',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('name', models.CharField(max_length=60)),
+                ('labels', models.JSONField(default=dict, help_text='Label -> value.')),
+                ('part', models.CharField(blank=True, help_text="Of a histogram: a bucket's upper bound, or sum.", max_length=20)),
+                ('value', models.FloatField(default=0)),
+            ],
+            options={
+                'verbose_name_plural': 'metric series',
+                'ordering': ['name', 'labels'],
+                'constraints': [models.UniqueConstraint(fields=('name', 'labels', 'part'), name='metric_series_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='Project',
             fields=[
                 ('max_in_flight', models.PositiveBigIntegerField(blank=True, help_text='Rollouts started and not finished at once; the dispatcher holds back the others.', null=True, validators=[django.core.validators.MinValueValidator(1)])),

@@ -5,6 +5,7 @@ from .environment import Dataset, Environment, Task
 from .feed import FeedCursor
 from .idempotency import IdempotentResponse
 from .llm_server import LLMServer, Policy
+from .metric import MetricSeries
 from .node import WorkerProcess
 from .project import ApiKey, Project, Scope
 from .rescore import Rescoring
@@ -26,6 +27,7 @@ __all__ = [
     "IdempotentResponse",
     "LLMServer",
     "Message",
+    "MetricSeries",
     "ModelCall",
     "Policy",
     "Project",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import RegexValidator
+from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 from django.utils import timezone
 
@@ -21,9 +21,20 @@ class Project(Limits):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     name = models.CharField(max_length=60, unique=True, validators=[name_validator])
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
     members: models.ManyToManyField[models.Model, models.Model] = models.ManyToManyField(
         settings.AUTH_USER_MODEL, related_name="projects", blank=True, help_text="Who may see it in the dashboard."
+    )
+    keep_events_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Days after its end for which a rollout's history is kept; empty: for ever.",
+    )
+    keep_trajectories_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Days after its end for which a rollout's messages, model and tool calls are kept; empty: for ever.",
     )
 
     class Meta:

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from rollouts.lifecycle import LEASED, TERMINAL, Blame, Cause, EventKind, Fidelity, Phase, Stage, State
 
+from .blob import Blob
 from .environment import Environment, Task
 from .fields import choices, uuid7
 from .llm_server import LLMServer
@@ -80,6 +81,18 @@ class Rollout(models.Model):
     artefacts: models.JSONField[Any, Any] = models.JSONField(
         default=dict, help_text="What evaluation needs, stored at the end of RUN."
     )
+    artefacts_blob = models.ForeignKey(
+        Blob,
+        models.PROTECT,
+        null=True,
+        related_name="+",
+        db_index=False,
+        help_text="All of them, when `artefacts` is only an excerpt to look at.",
+    )
+    events_pruned_at = models.DateTimeField(null=True, help_text="When retention removed its history.")
+    trajectory_pruned_at = models.DateTimeField(
+        null=True, help_text="When retention removed its messages, model and tool calls and artefacts."
+    )
 
     class Meta:
         ordering: ClassVar = ["-id"]
@@ -94,6 +107,17 @@ class Rollout(models.Model):
             ),
             models.Index(fields=["run", "finished_xid", "id"], name="rollout_results", condition=Q(finished_xid__isnull=False)),
             models.Index(fields=["finished_xid", "id"], name="rollout_feed", condition=Q(finished_xid__isnull=False)),
+            models.Index(
+                fields=["project", "finished_at"],
+                name="rollout_prune_trajectory",
+                condition=Q(finished_at__isnull=False, trajectory_pruned_at=None),
+            ),
+            models.Index(
+                fields=["project", "finished_at"],
+                name="rollout_prune_events",
+                condition=Q(finished_at__isnull=False, events_pruned_at=None),
+            ),
+            models.Index(fields=["artefacts_blob"], name="rollout_blob", condition=Q(artefacts_blob__isnull=False)),
             models.Index(fields=["project", "-id"], name="rollout_list"),
             models.Index(fields=["run", "state", "-id"], name="rollout_run_list"),
         ]

@@ -13,7 +13,6 @@ from .limits import Limits
 from .llm_server import Policy
 from .project import Project
 
-
 _HAS_BUDGET = (
     models.Q(max_tokens__isnull=False) | models.Q(max_sandbox_seconds__isnull=False) | models.Q(max_wall_seconds__isnull=False)
 )
@@ -30,8 +29,8 @@ class Run(Limits):
     settings: models.JSONField[Any, Any] = models.JSONField(
         default=dict, help_text="See RunSettings; complete, defaults included."
     )
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
     cancelled_at = models.DateTimeField(null=True, editable=False)
+    keep = models.BooleanField(default=False, help_text="Retention leaves its rollouts alone.")
 
     class Meta:
         ordering: ClassVar = ["-id"]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils import timezone
 
+from .blob import Blob
 from .fields import LogprobsField, TokenIdsField
 from .rollout import Rollout
 
@@ -72,6 +73,14 @@ class ToolCall(models.Model):
     arguments: models.JSONField[Any, Any] = models.JSONField(default=dict)
     raw = models.TextField(blank=True, help_text="As sampled.")
     output = models.TextField(blank=True)
+    output_blob = models.ForeignKey(
+        Blob,
+        models.PROTECT,
+        null=True,
+        related_name="+",
+        db_index=False,
+        help_text="All of the output, when `output` is only an excerpt to look at.",
+    )
     exit_code = models.IntegerField(null=True)
     timed_out = models.BooleanField(default=False)
     truncated_bytes = models.PositiveIntegerField(default=0)
@@ -83,6 +92,9 @@ class ToolCall(models.Model):
         ordering: ClassVar = ["turn", "index"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["rollout", "attempt", "turn", "index"], name="tool_call_place_once"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["output_blob"], name="tool_call_blob", condition=models.Q(output_blob__isnull=False))
         ]
 
     def __str__(self) -> str:
