@@ -40,6 +40,7 @@ class ToolCallRecord:
     timed_out: bool = False
     truncated_bytes: int = 0
     error: str = ""
+    output_blob: str | None = None  # SHA-256 of the whole output, when `output` has become an excerpt
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class RunOutcome:
     termination: Termination
     artefacts: dict[str, Any]
     fidelity: Fidelity
+    artefacts_blob: str | None = None  # SHA-256 of the whole artefacts, when `artefacts` has become an excerpt
 
 
 class Recorder(Protocol):
