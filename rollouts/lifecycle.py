@@ -241,5 +241,6 @@ class EventKind(enum.StrEnum):
     CLAIMED = "claimed"  # an EVAL worker took a waiting rollout (no state change)
     RELEASED = "released"  # an EVAL worker gave it back
     CANCEL_REQUESTED = "cancel_requested"
+    STUCK = "stuck"  # far past its stage's deadline though its worker is alive; the worker is asked to give it up
     SANDBOX = "sandbox"
     RESCORED = "rescored"  # a new reward version; with a state change when it repaired the rollout

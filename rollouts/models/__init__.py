@@ -6,7 +6,7 @@ from .feed import FeedCursor
 from .idempotency import IdempotentResponse
 from .llm_server import LLMServer, Policy
 from .metric import MetricSeries
-from .node import WorkerProcess
+from .node import Draining, Node, RescuerPass, WorkerProcess
 from .project import ApiKey, Project, Scope
 from .rescore import Rescoring
 from .rollout import Attempt, Rollout, RolloutEvent
@@ -21,6 +21,7 @@ __all__ = [
     "Blob",
     "BlobUnreadable",
     "Dataset",
+    "Draining",
     "Environment",
     "FeedCursor",
     "Group",
@@ -29,9 +30,11 @@ __all__ = [
     "Message",
     "MetricSeries",
     "ModelCall",
+    "Node",
     "Policy",
     "Project",
     "Rescoring",
+    "RescuerPass",
     "Reward",
     "Rollout",
     "RolloutEvent",

@@ -21,6 +21,8 @@ from .run import Group, Run
 _TERMINAL = sorted(s.value for s in TERMINAL)
 _LEASED = sorted(s.value for s in LEASED)
 _MAY_BE_LEASED = [*_LEASED, State.EVALUATING.value]
+# Nobody has it, nobody was asked to take it, and its backoff is over (the dispatcher clears `not_before` then).
+_FREE = Q(lease_owner=None, hinted_at=None, not_before=None)
 
 
 class Rollout(models.Model):
@@ -45,8 +47,11 @@ class Rollout(models.Model):
     )
     not_before = models.DateTimeField(null=True, help_text="Not dispatched before this moment (backoff).")
     hinted_at = models.DateTimeField(null=True, help_text="When the dispatcher last published a hint for its current wait.")
+    stuck_at = models.DateTimeField(
+        null=True, help_text="When it was found far past its stage's deadline; of this stage if later than `state_changed_at`."
+    )
 
-    node = models.CharField(max_length=100, blank=True, help_text="The node that holds its sandbox.")
+    node = models.CharField(max_length=100, blank=True, help_text="The node that holds its sandbox, or is asked to make it.")
     sandbox_name = models.CharField(max_length=100, blank=True)
     llm_server = models.ForeignKey(LLMServer, models.SET_NULL, null=True, related_name="rollouts")
     policy_version = models.PositiveIntegerField(null=True, help_text="Of the last model call.")
@@ -97,7 +102,18 @@ class Rollout(models.Model):
     class Meta:
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
-            models.Index(fields=["project", "-priority", "id"], name="rollout_queue", condition=Q(state=State.QUEUED.value)),
+            models.Index(
+                fields=["run", "-priority", "id"], name="rollout_queue", condition=_FREE & Q(state=State.QUEUED.value)
+            ),
+            models.Index(
+                fields=["state", "node", "-priority", "id"],
+                name="rollout_handed_on",
+                condition=_FREE & Q(state__in=[State.READY.value, State.EVALUATING.value]),
+            ),
+            models.Index(fields=["hinted_at"], name="rollout_hinted", condition=Q(hinted_at__isnull=False)),
+            models.Index(
+                fields=["not_before"], name="rollout_delayed", condition=Q(not_before__isnull=False, finished_at=None)
+            ),
             models.Index(
                 fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])
             ),
