@@ -1,4 +1,4 @@
-"""The Celery jobs. Their only argument is a rollout's id; everything else is read from Postgres by the claim."""
+"""The Celery jobs. Their only argument is a list of rollouts' ids; everything else is read from Postgres by the claim."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from rollouts.worker import celery_worker
 
 
 @app.task(name="rollouts.init")
-def initialize(rollout_id: str) -> None:
-    celery_worker.carry_out(rollout_id)
+def initialize(rollout_ids: list[str]) -> None:
+    celery_worker.take(rollout_ids)
 
 
 @app.task(name="rollouts.run")
-def run(rollout_id: str) -> None:
-    celery_worker.carry_out(rollout_id)
+def run(rollout_ids: list[str]) -> None:
+    celery_worker.take(rollout_ids)
 
 
 @app.task(name="rollouts.eval")
-def evaluate(rollout_id: str) -> None:
-    celery_worker.carry_out(rollout_id)
+def evaluate(rollout_ids: list[str]) -> None:
+    celery_worker.take(rollout_ids)

@@ -1,21 +1,24 @@
-"""A worker takes a rollout: the only way into a held state."""
+"""A worker takes rollouts: the only way into a held state."""
 
 from __future__ import annotations
 
+import functools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-from django.db.models import Count, F, FloatField, Q
+from django.db.models import Count, Q, TextField
 from django.db.models.functions import Cast
 
 from rollouts.lifecycle import STAGES, EventKind, Stage, State
 from rollouts.llm.types import ServerAddress
-from rollouts.models import Attempt, LLMServer, Rollout
+from rollouts.models import LLMServer, Rollout
 from rollouts.run_settings import RunSettings
 
-from .transition import Guard, move
+from .transition import Guard, Move, move_each
 
 
 @dataclass(frozen=True)
@@ -41,84 +44,116 @@ class Claim:
         """Holds as long as this claim is the current one."""
         return Guard(states=[STAGES[self.stage].holds_in], attempt=self.attempt, owner=self.owner)
 
-
-def claim(*, stage: Stage, rollout_id: UUID, owner: UUID, node: str) -> Claim | None:
-    """Take a rollout for a stage, or None when it is not there to be taken (any more): a late or repeated hint is harmless."""
-    rule = STAGES[stage]
-    guard = Guard(states=[rule.waits_in], unheld=True)
-    values: dict[str, Any] = {"lease_owner_id": owner}
-    with transaction.atomic():
-        if stage is Stage.INIT:
-            values |= {
-                "node": node,
-                "not_before": None,
-                "sandbox_name": "",
-                "artefacts": {},
-                "fidelity": "",
-                "policy_version": None,
-            }
-            values |= {"turns": 0, "prompt_tokens": 0, "sampled_tokens": 0}
-        if stage is Stage.RUN:
-            server = _choose_server(rollout_id)
-            if server is None:
-                return None
-            values["llm_server_id"] = server.id
-        moved = move(
-            [rollout_id],
-            to=rule.holds_in,
-            guard=guard,
-            kind=EventKind.CLAIMED if stage is Stage.EVAL else EventKind.TRANSITION,
-            new_attempt=stage is Stage.INIT,
-            values=values,
-            data={"node": node, "worker": str(owner)},
-        )
-        if not moved:
-            return None
-        if stage is Stage.INIT:
-            Attempt.objects.create(rollout_id=rollout_id, number=moved[0].attempt, node=node)
-    return _load(rollout_id, moved[0].attempt, owner, stage, node)
+    def move(self, *, values: Mapping[str, Any], data: Mapping[str, Any] | None = None) -> Move:
+        """Its part of a bulk move out of this stage, guarded likewise."""
+        return Move(self.rollout_id, self.attempt, self.owner, values, data or {})
 
 
-def _load(rollout_id: UUID, attempt: int, owner: UUID, stage: Stage, node: str) -> Claim:
-    rollout = Rollout.objects.select_related("environment", "task", "run", "llm_server__policy").get(id=rollout_id)
-    server = rollout.llm_server
-    return Claim(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        owner=owner,
-        stage=stage,
-        node=node,
-        handler=rollout.environment.handler,
-        config=rollout.environment.config,
-        payload=rollout.task.payload,
-        settings=RunSettings.model_validate(rollout.run.settings),
-        sandbox_name=rollout.sandbox_name,
-        artefacts=rollout.artefacts,
-        termination_cause=rollout.termination_cause,
-        server=_address(server) if server else None,
-    )
+# A new attempt leaves nothing of the last one in the rollout's own row.
+_FRESH: dict[str, Any] = {
+    "not_before": None,
+    "sandbox_name": "",
+    "artefacts": {},
+    "fidelity": "",
+    "policy_version": None,
+    "turns": 0,
+    "prompt_tokens": 0,
+    "sampled_tokens": 0,
+}
 
 
-def _choose_server(rollout_id: UUID) -> LLMServer | None:
-    """The live server of the run's policy with the most free room, one that serves this group already before others.
+def claim_rollouts(*, stage: Stage, rollout_ids: Sequence[UUID], owner: UUID, node: str) -> list[Claim]:
+    """Take rollouts for a stage.
 
-    Group members share their prompt, so the server that has it in its prefix cache is preferred while it has room.
+    Those that are not there to be taken (any more) are left out: late and repeated hints are harmless.
     """
-    rollout = Rollout.objects.select_related("run").only("group_id", "run__policy_id").filter(id=rollout_id).first()
-    if rollout is None:  # deleted since the hint, or a hint of another platform on the same broker
-        return None
-    running = Q(rollouts__state=State.RUNNING.value)
-    return (
-        LLMServer.objects.filter(policy_id=rollout.run.policy_id, state=LLMServer.Health.LIVE)
-        .annotate(
-            busy=Count("rollouts", filter=running),
-            siblings=Count("rollouts", filter=running & Q(rollouts__group_id=rollout.group_id)),
-            load=Cast(F("busy"), FloatField()) / F("capacity"),
-        )
-        .filter(busy__lt=F("capacity"))
-        .order_by("-siblings", "load", "id")
-        .first()
+    rule = STAGES[stage]
+    values: dict[str, Any] = {"lease_owner_id": owner}
+    data = {"node": node, "worker": str(owner)}
+    if stage is Stage.RUN:
+        moves = [Move(id_, values={"llm_server_id": server}, data=data) for id_, server in _choose_servers(rollout_ids).items()]
+    else:
+        moves = [Move(id_, data=data) for id_ in rollout_ids]
+    if stage is Stage.INIT:
+        values |= {"node": node, **_FRESH}
+    moved = move_each(
+        moves,
+        to=rule.holds_in,
+        states=[rule.waits_in],
+        unheld=True,
+        kind=EventKind.CLAIMED if stage is Stage.EVAL else EventKind.TRANSITION,
+        new_attempt=stage is Stage.INIT,
+        values=values,
     )
+    return _load([m.id for m in moved], owner, stage, node)
+
+
+def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Claim]:
+    """What the stage needs to know. Under the claim nobody else changes these rows."""
+    rollouts = (
+        Rollout.objects.filter(id__in=ids)
+        .select_related("environment", "task", "llm_server__policy")
+        .only(
+            *("attempt", "sandbox_name", "artefacts", "termination_cause", "task__payload"),
+            *("environment__handler", "environment__config", "llm_server", "llm_server__policy__name"),
+        )
+        .annotate(run_settings=Cast("run__settings", TextField()))
+    )
+    return [
+        Claim(
+            rollout_id=rollout.id,
+            attempt=rollout.attempt,
+            owner=owner,
+            stage=stage,
+            node=node,
+            handler=rollout.environment.handler,
+            config=rollout.environment.config,
+            payload=rollout.task.payload,
+            settings=_parsed(rollout.run_settings),
+            sandbox_name=rollout.sandbox_name,
+            artefacts=rollout.artefacts,
+            termination_cause=rollout.termination_cause,
+            server=_address(rollout.llm_server) if rollout.llm_server else None,
+        )
+        for rollout in rollouts
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(run_settings: str) -> RunSettings:
+    """Thousands of rollouts of a run share their settings, and checking them again is dear."""
+    return RunSettings.model_validate(json.loads(run_settings))
+
+
+def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+    """For each rollout the live server of its policy with the most free room, one that serves its group already before others.
+
+    Group members share their prompt, so the server that has it in its prefix cache is preferred while it has room. A rollout
+    that no server has room for is left out.
+    """
+    waiting = list(Rollout.objects.filter(id__in=rollout_ids).values_list("id", "group_id", "run__policy_id"))
+    running = Q(rollouts__state=State.RUNNING.value)
+    servers = list(
+        LLMServer.objects.filter(policy_id__in={policy for *_, policy in waiting}, state=LLMServer.Health.LIVE)
+        .annotate(busy=Count("rollouts", filter=running))
+        .values("id", "policy_id", "capacity", "busy")
+        .order_by("id")
+    )
+    in_group = Counter(
+        Rollout.objects.filter(group_id__in={group for _, group, _ in waiting}, state=State.RUNNING.value).values_list(
+            "group_id", "llm_server_id"
+        )
+    )
+    chosen = {}
+    for rollout_id, group, policy in waiting:
+        free = [s for s in servers if s["policy_id"] == policy and s["busy"] < s["capacity"]]
+        if not free:
+            continue
+        best = min(free, key=lambda s: (-in_group[group, s["id"]], s["busy"] / s["capacity"]))
+        best["busy"] += 1
+        in_group[group, best["id"]] += 1
+        chosen[rollout_id] = best["id"]
+    return chosen
 
 
 def _address(server: LLMServer) -> ServerAddress:

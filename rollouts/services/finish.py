@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
@@ -16,6 +17,7 @@ from rollouts.engine.records import RunOutcome
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import (
     PHASES,
+    STAGES,
     Blame,
     Cause,
     EventKind,
@@ -26,12 +28,12 @@ from rollouts.lifecycle import (
     Termination,
     final_state,
 )
-from rollouts.models import Attempt, Reward, Rollout
+from rollouts.models import Reward, Rollout
 from rollouts.run_settings import RunSettings
 
 from .claim import Claim
 from .storable import storable_json, storable_text
-from .transition import Guard, Moved, move
+from .transition import AttemptEnd, Guard, Move, move, move_each
 
 # A lost attempt is repeated after about this long, doubling with every loss, so that a sick node or server is not hammered.
 _FIRST_BACKOFF_SECONDS = 0.5
@@ -41,44 +43,77 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 _TIMEOUT_ZERO = Score([RewardComponent(name="agent_timeout", value=0.0)])
 
 
-def finish_scored(*, claim: Claim, score: Score) -> bool:
-    """EVAL is done. The termination was decided in RUN; False when the claim is not current any more."""
-    cause = Cause(claim.termination_cause)
-    masked = cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout is not OnAgentTimeout.SCORE
-    termination = Termination(Phase.RUN, cause)
-    with transaction.atomic():
+class Scored(NamedTuple):
+    """EVAL is done."""
+
+    claim: Claim
+    score: Score
+
+
+class Unscored(NamedTuple):
+    """The agent's time ran out in a run that does not evaluate such rollouts."""
+
+    claim: Claim
+    outcome: RunOutcome
+
+
+def finish_scored(done: Sequence[Scored]) -> list[bool]:
+    """End evaluated rollouts. The termination was decided in RUN; False where the claim is not current any more."""
+    moves: defaultdict[State, list[Move]] = defaultdict(list)
+    for claim, score in done:
+        termination = Termination(Phase.RUN, Cause(claim.termination_cause))
+        masked = termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout is not OnAgentTimeout.SCORE
         values = {
             "reward": score.total,
             "trainable": termination.blame is Blame.POLICY and not masked and score.total is not None,
         }
-        return _end(claim, final_state(termination), values, score)
+        moves[final_state(termination)].append(claim.move(values=values, data={"reward": score.total}))
+    return _end(moves, [(claim, score) for claim, score in done])
 
 
-def finish_unscored(*, claim: Claim, outcome: RunOutcome) -> bool:
-    """The agent's time ran out in a run that does not evaluate such rollouts: reward 0 (`zero`) or none (`drop`)."""
-    zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
-    values = {
-        **_termination_values(outcome.termination),
-        "fidelity": outcome.fidelity.value,
-        "artefacts": storable_json(outcome.artefacts),
-        "reward": 0.0 if zero else None,
-        "trainable": zero,
-    }
+def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
+    """End rollouts whose run says what a timeout is worth: reward 0 (`zero`) or none (`drop`)."""
+    moves: defaultdict[State, list[Move]] = defaultdict(list)
+    scores = []
+    for claim, outcome in done:
+        zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
+        reward = 0.0 if zero else None
+        values = {
+            **termination_values(outcome.termination),
+            "fidelity": outcome.fidelity.value,
+            "artefacts": storable_json(outcome.artefacts),
+            "reward": reward,
+            "trainable": zero,
+        }
+        moves[final_state(outcome.termination)].append(claim.move(values=values, data={"reward": reward}))
+        scores.append((claim, _TIMEOUT_ZERO if zero else None))
+    return _end(moves, scores)
+
+
+def _end(moves: Mapping[State, Sequence[Move]], scores: Sequence[tuple[Claim, Score | None]]) -> list[bool]:
+    """The moves and their rewards, in one transaction; which of the claims were current."""
+    stage = scores[0][0].stage
     with transaction.atomic():
-        return _end(claim, final_state(outcome.termination), values, _TIMEOUT_ZERO if zero else None)
+        moved = {
+            m.id
+            for state, own in moves.items()
+            for m in move_each(own, to=state, states=[STAGES[stage].holds_in], end=AttemptEnd(stage))
+        }
+        current = [(claim.rollout_id, score) for claim, score in scores if claim.rollout_id in moved]
+        add_reward_versions([RewardVersion(id_, 1, score) for id_, score in current if score is not None])
+    return [claim.rollout_id in moved for claim, _ in scores]
 
 
-def _end(claim: Claim, state: State, values: dict[str, Any], score: Score | None) -> bool:
-    moved = move([claim.rollout_id], to=state, guard=claim.guard, values=values, data={"reward": values["reward"]})
-    if not moved:
-        return False
-    if score is not None:
-        add_reward_version(rollout_id=claim.rollout_id, version=1, score=score)
-    _close_attempts(moved, state, stage=claim.stage)
-    return True
+class RewardVersion(NamedTuple):
+    """One scoring of a rollout."""
+
+    rollout_id: UUID
+    version: int
+    score: Score
 
 
-def add_reward_version(*, rollout_id: UUID, version: int, score: Score) -> None:
+def add_reward_versions(versions: Sequence[RewardVersion]) -> None:
+    """Store the components of scores. Those of earlier versions stay."""
     Reward.objects.bulk_create(
         Reward(
             rollout_id=rollout_id,
@@ -88,6 +123,7 @@ def add_reward_version(*, rollout_id: UUID, version: int, score: Score) -> None:
             weight=c.weight,
             detail=storable_json(dict(c.detail)),
         )
+        for rollout_id, version, score in versions
         for c in score.components
     )
 
@@ -119,17 +155,14 @@ def give_up_attempt(
     if again and only_eval:
         values = _retry_values(retries)
         return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, values=values, data=data))
-    with transaction.atomic():
-        if again:
-            outcome = State.QUEUED
-            values = {**_retry_values(retries), "node": "", **_NO_TERMINATION}
-            moved = move([rollout_id], to=outcome, guard=guard, kind=EventKind.REQUEUED, values=values, data=data)
-        else:
-            outcome = final_state(failure.termination)
-            values = {**_termination_values(failure.termination), "reward": None, "trainable": False}
-            moved = move([rollout_id], to=outcome, guard=guard, values=values, data=data)
-        _close_attempts(moved, outcome, stage=stage, error=failure.termination.detail, traceback=failure.traceback)
-    return bool(moved)
+    end = AttemptEnd(stage, failure.termination.detail, failure.traceback)
+    if again:
+        values = {**_retry_values(retries), "node": "", **_NO_TERMINATION}
+        to, kind = State.QUEUED, EventKind.REQUEUED
+    else:
+        values = {**termination_values(failure.termination), "reward": None, "trainable": False}
+        to, kind = final_state(failure.termination), EventKind.TRANSITION
+    return bool(move([rollout_id], to=to, guard=guard, kind=kind, values=values, data=data, end=end))
 
 
 def give_up_lost(*, rollout: Rollout, stage: Stage, guard: Guard, detail: str) -> bool:
@@ -157,11 +190,9 @@ def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> b
     data = {"reason": reason, "stage": stage.value}
     if stage is Stage.EVAL:
         return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, data=data))
-    with transaction.atomic():
-        values = {"node": "", **_NO_TERMINATION}
-        moved = move([rollout_id], to=State.QUEUED, guard=guard, kind=EventKind.REQUEUED, values=values, data=data)
-        _close_attempts(moved, State.QUEUED, stage=stage, error=reason)
-    return bool(moved)
+    values = {"node": "", **_NO_TERMINATION}
+    end = AttemptEnd(stage, reason)
+    return bool(move([rollout_id], to=State.QUEUED, guard=guard, kind=EventKind.REQUEUED, values=values, data=data, end=end))
 
 
 def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None, stage: Stage | None) -> int:
@@ -171,34 +202,19 @@ def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None
     for state in guard.states:
         termination = Termination(phase or phases.get(state, Phase.EVAL), Cause.CANCELLED)
         only = Guard(states=[state], attempt=guard.attempt, owner=guard.owner, unheld=guard.unheld)
-        values = {**_termination_values(termination), "reward": None, "trainable": False}
-        with transaction.atomic():
-            moved = move(list(ids), to=State.CANCELLED, guard=only, values=values, data={"cause": Cause.CANCELLED.value})
-            _close_attempts(moved, State.CANCELLED, stage=stage)
-        done += len(moved)
+        values = {**termination_values(termination), "reward": None, "trainable": False}
+        data = {"cause": Cause.CANCELLED.value}
+        done += len(move(list(ids), to=State.CANCELLED, guard=only, values=values, data=data, end=AttemptEnd(stage)))
     return done
 
 
 _NO_TERMINATION = {"termination_phase": "", "termination_cause": "", "termination_blame": "", "termination_detail": ""}
 
 
-def _termination_values(termination: Termination) -> dict[str, Any]:
+def termination_values(termination: Termination) -> dict[str, Any]:
     return {
         "termination_phase": termination.phase.value,
         "termination_cause": termination.cause.value,
         "termination_blame": termination.blame.value,
         "termination_detail": storable_text(termination.detail),
     }
-
-
-def _close_attempts(
-    moved: Collection[Moved], outcome: State, *, stage: Stage | None, error: str = "", traceback: str = ""
-) -> None:
-    for rollout in moved:
-        Attempt.objects.filter(rollout_id=rollout.id, number=rollout.attempt, ended_at=None).update(
-            ended_at=timezone.now(),
-            stage=stage.value if stage else "",
-            outcome=outcome.value,
-            error=storable_text(error),
-            traceback=storable_text(traceback),
-        )

@@ -13,6 +13,9 @@ from rollouts.services.dispatch import queue_name
 
 from .process import WorkerProcess
 
+# Threads that take hints. They wait for a free slot, never for a rollout, so two keep any number of slots busy.
+_THREADS = 2
+
 _worker: WorkerProcess | None = None
 
 
@@ -25,7 +28,7 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     celery_worker = app.Worker(
         hostname=f"{stage.value}@{node}",
         pool="threads",
-        concurrency=concurrency,
+        concurrency=_THREADS,
         queues=[queue_name(stage, node)],
         quiet=True,
         without_gossip=True,
@@ -36,11 +39,11 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     return int(celery_worker.exitcode or 0)
 
 
-def carry_out(rollout_id: str) -> None:
-    """The body of every job. Blocks its thread while the loop works."""
+def take(rollout_ids: list[str]) -> None:
+    """The body of every job. Ends when the rollouts are in the hands of the loop, which carries them out."""
     if _worker is None:
         raise RuntimeError("rollout jobs run in a process started by `manage.py work`")
-    _worker.carry_out(UUID(rollout_id))
+    _worker.take([UUID(id_) for id_ in rollout_ids])
 
 
 def _stop(**_: Any) -> None:

@@ -7,7 +7,7 @@ import enum
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from django.conf import settings
 from rollouts.engine.errors import classify
 from rollouts.lifecycle import PHASES, Stage
 from rollouts.llm.client import ModelClient
-from rollouts.services.claim import Claim, claim
+from rollouts.services.claim import Claim, claim_rollouts
 from rollouts.services.finish import fail, finish_cancelled, hand_back
 from rollouts.services.lease import Heartbeat, deregister_worker, give_back_forgotten, register_worker, renew
 from sandboxes.protocol import Backend
@@ -27,6 +27,7 @@ from sandboxes.registry import get_backend
 from .database import Database
 from .janitor import Janitor
 from .stages import CARRY_OUT, Tools
+from .writes import Writes
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Held:
 
 
 class WorkerProcess:
-    """Carries out rollouts until it is stopped. Threads call `carry_out` and `stop`; everything else runs on the loop."""
+    """Carries out rollouts until it is stopped. Threads call `take` and `stop`; everything else runs on the loop."""
 
     def __init__(self, *, stage: Stage, node: str, concurrency: int) -> None:
         self.stage = stage
@@ -66,6 +67,7 @@ class WorkerProcess:
         self._held: dict[tuple[UUID, int], Held] = {}
         self._forgotten: set[tuple[UUID, int]] = set()
         self._draining = False
+        self._slots = asyncio.Semaphore(concurrency)
         self._database = Database(patience=settings.LEASE_SECONDS)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
@@ -76,9 +78,9 @@ class WorkerProcess:
         self._thread.start()
         self._submit(self._begin()).result()
 
-    def carry_out(self, rollout_id: UUID) -> None:
-        """Claim a rollout and carry it through this stage; returns when it has left this process's hands."""
-        self._submit(self._carry_out(rollout_id)).result()
+    def take(self, rollout_ids: Sequence[UUID]) -> None:
+        """Claim rollouts and carry them through this stage; returns when all have a slot here, or it is not worth waiting."""
+        self._submit(self._take(list(rollout_ids))).result()
 
     def stop(self) -> None:
         """Hand everything back, say goodbye, end the loop. Bounded in time."""
@@ -92,7 +94,8 @@ class WorkerProcess:
 
     async def _begin(self) -> None:
         backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
-        self._tools = Tools(database=self._database, models=ModelClient(), backend=backend, node=self.node)
+        writes = Writes(self._database)
+        self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), backend=backend, node=self.node)
         await self._register()
         self._background.append(self._loop.create_task(self._keep_lease()))
         if self.stage is Stage.INIT:
@@ -118,25 +121,50 @@ class WorkerProcess:
 
     # --- One rollout -------------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, rollout_id: UUID) -> None:
-        if self._draining or self._id is None:
-            return  # the hint is lost, the rollout is not: the dispatcher hints again
-        claimed = await self._database.call(claim, stage=self.stage, rollout_id=rollout_id, owner=self._id, node=self.node)
-        if claimed is None:
-            return
-        task = self._loop.create_task(self._hold(claimed))
-        self._held[claimed.rollout_id, claimed.attempt] = Held(task)
+    async def _take(self, waiting: list[UUID]) -> None:
+        """Whoever is not claimed here is not lost: the dispatcher hints again."""
+        while waiting and not self._draining and (slots := await self._free_slots(len(waiting))):
+            hinted, waiting = waiting[:slots], waiting[slots:]
+            claimed: list[Claim] = []
+            try:
+                if self._id is not None and not self._draining:
+                    owner = self._id
+                    claimed = await self._database.call(
+                        claim_rollouts, stage=self.stage, rollout_ids=hinted, owner=owner, node=self.node
+                    )
+            finally:
+                for _ in range(slots - len(claimed)):
+                    self._slots.release()
+            for claim in claimed:
+                self._begin_work(claim)
+
+    async def _free_slots(self, wanted: int) -> int:
+        """Wait for one slot, take as many more as are free and wanted. None after the time in which a hint becomes void."""
+        try:
+            async with asyncio.timeout(settings.HINT_TIMEOUT_SECONDS):
+                await self._slots.acquire()
+        except TimeoutError:
+            return 0
+        taken = 1
+        while taken < wanted and not self._slots.locked():
+            await self._slots.acquire()
+            taken += 1
+        return taken
+
+    def _begin_work(self, claim: Claim) -> None:
+        held = Held(self._loop.create_task(self._hold(claim)))
+        self._held[claim.rollout_id, claim.attempt] = held
         if self._draining:  # stop() came while the claim was made
-            self._held[claimed.rollout_id, claimed.attempt].interrupt(Interruption.DRAINING)
-        await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("rollout %s attempt %d: could not store how it ended", rollout_id, claimed.attempt, exc_info=error)
+            held.interrupt(Interruption.DRAINING)
 
     async def _hold(self, claimed: Claim) -> None:
         try:
             await self._carry_through(claimed)
+        except Exception:
+            logger.exception("rollout %s attempt %d: could not store how it ended", claimed.rollout_id, claimed.attempt)
         finally:
             self._held.pop((claimed.rollout_id, claimed.attempt), None)
+            self._slots.release()
 
     async def _carry_through(self, claimed: Claim) -> None:
         """Everything that can go wrong in a stage ends here, once, as data."""

@@ -17,12 +17,13 @@ from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.services.claim import Claim
-from rollouts.services.finish import finish_scored, finish_unscored
-from rollouts.services.progress import hand_over_for_evaluation, hand_over_ready, record_turn
+from rollouts.services.finish import Scored, Unscored
+from rollouts.services.progress import Initialized, Ran, TurnWrite
 from sandboxes.protocol import Backend, SandboxSpec, Session
 from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
 
 from .database import Database
+from .writes import Writes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Tools:
     """What the stages of one worker process share."""
 
     database: Database
+    writes: Writes
     models: ModelClient
     backend: Backend
     node: str
@@ -64,7 +66,7 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
         async with _session(tools, name) as session:
             remaining = budget - asyncio.get_running_loop().time()
             await init_stage(environment, InitContext(config=config, task=task, sandbox=session), timeout=remaining)
-        handed_over = await tools.database.insist(hand_over_ready, claim=claim, sandbox_name=name)
+        handed_over = await tools.writes.initialized(Initialized(claim, name))
     finally:
         if name and not handed_over:
             await _stop_sandbox(tools, name, "initialisation did not finish")
@@ -95,14 +97,14 @@ async def _run(tools: Tools, claim: Claim) -> None:
                 claim.settings.sampling.to_sampling(),
                 call_timeout=claim.settings.timeouts.model_call,
             )
-            recorder = _Recorder(tools.database, claim)
+            recorder = _Recorder(tools.writes, claim)
             ctx = RunContext(config=config, task=task, sandbox=session, conversation=conversation, recorder=recorder)
             outcome = await run_stage(environment, ctx, agent_timeout=claim.settings.timeouts.agent)
         unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
         if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
-            await tools.database.insist(finish_unscored, claim=claim, outcome=outcome)
+            await tools.writes.unscored(Unscored(claim, outcome))
         else:
-            handed_over = await tools.database.insist(hand_over_for_evaluation, claim=claim, outcome=outcome)
+            handed_over = await tools.writes.ran(Ran(claim, outcome))
     finally:
         if claim.sandbox_name and not (handed_over and environment.evaluates_in_sandbox):
             await _stop_sandbox(tools, claim.sandbox_name, "RUN ended")
@@ -116,7 +118,7 @@ async def _evaluate(tools: Tools, claim: Claim) -> None:
         async with _session(tools, name) as session:
             ctx = EvalContext(config=config, task=task, artefacts=claim.artefacts, sandbox=session)
             score = await eval_stage(environment, ctx, timeout=claim.settings.timeouts.eval)
-        finished = await tools.database.insist(finish_scored, claim=claim, score=score)
+        finished = await tools.writes.scored(Scored(claim, score))
     finally:
         if name and finished:
             await _stop_sandbox(tools, name, "EVAL ended")
@@ -132,12 +134,12 @@ CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {
 class _Recorder:
     """Stores turns under the claim's guard."""
 
-    def __init__(self, database: Database, claim: Claim) -> None:
-        self._database = database
+    def __init__(self, writes: Writes, claim: Claim) -> None:
+        self._writes = writes
         self._claim = claim
 
     async def turn(self, record: TurnRecord) -> None:
-        if not await self._database.insist(record_turn, claim=self._claim, record=record):
+        if not await self._writes.turn(TurnWrite(self._claim, record)):
             raise AttemptSuperseded(
                 f"attempt {self._claim.attempt} of rollout {self._claim.rollout_id} is not current any more"
             )

@@ -8,7 +8,7 @@ from typing import ClassVar
 from rollouts.lifecycle import ACTIVE, STAGES, TERMINAL, Stage, State
 from rollouts.models import Dataset, Environment, Group, LLMServer, Policy, Project, Rollout, Run, Task, WorkerProcess
 from rollouts.run_settings import RunSettings
-from rollouts.services.claim import Claim, claim
+from rollouts.services.claim import Claim, claim_rollouts
 from rollouts.services.lease import register_worker
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.transition import Guard, move
@@ -51,8 +51,7 @@ class Domain:
 
     def claim(self, rollout: Rollout, stage: Stage, worker: WorkerProcess | None = None) -> Claim:
         worker = worker or self.worker(stage)
-        claimed = claim(stage=stage, rollout_id=rollout.id, owner=worker.id, node=worker.node)
-        assert claimed is not None
+        [claimed] = claim_rollouts(stage=stage, rollout_ids=[rollout.id], owner=worker.id, node=worker.node)
         return claimed
 
     def rollout_in(self, state: State) -> Rollout:
@@ -62,7 +61,7 @@ class Domain:
         for stage, rule in STAGES.items():
             if _WAY.index(target) >= _WAY.index(rule.holds_in) and target is not State.QUEUED:
                 worker = self.worker(stage)
-                assert claim(stage=stage, rollout_id=rollout.id, owner=worker.id, node=worker.node)
+                assert claim_rollouts(stage=stage, rollout_ids=[rollout.id], owner=worker.id, node=worker.node)
                 if _WAY.index(target) > _WAY.index(rule.holds_in):
                     move([rollout.id], to=rule.hands_to, guard=Guard(list(ACTIVE)))
         if state in TERMINAL:

@@ -13,11 +13,11 @@ from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
 from rollouts.models import Attempt, LLMServer, Message, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
-from rollouts.services.claim import claim
+from rollouts.services.claim import claim_rollouts
 from rollouts.services.dispatch import due_hints
-from rollouts.services.finish import fail, finish_scored, hand_back
+from rollouts.services.finish import Scored, fail, finish_scored, hand_back
 from rollouts.services.lease import renew
-from rollouts.services.progress import hand_over_for_evaluation, hand_over_ready, record_turn
+from rollouts.services.progress import Initialized, Ran, TurnWrite, hand_over_for_evaluation, hand_over_ready, record_turns
 from rollouts.services.reap import reap
 from tests.integration.domain import Domain
 
@@ -37,14 +37,14 @@ def refreshed(rollout: Rollout) -> Rollout:
 class TestTheWholeWay:
     def test_from_queue_to_reward(self, domain: Domain):
         rollout = domain.submit()[0]
-        assert hand_over_ready(claim=domain.claim(rollout, Stage.INIT), sandbox_name="")
+        assert hand_over_ready([Initialized(domain.claim(rollout, Stage.INIT), "")]) == [True]
         running = domain.claim(rollout, Stage.RUN)
         assert running.server is not None
         assert running.server.url == domain.server.url
-        assert hand_over_for_evaluation(claim=running, outcome=DONE)
+        assert hand_over_for_evaluation([Ran(running, DONE)]) == [True]
         evaluating = domain.claim(rollout, Stage.EVAL)
         assert evaluating.artefacts == {"answer": "3"}
-        assert finish_scored(claim=evaluating, score=Score([RewardComponent("correct", 1.0)]))
+        assert finish_scored([Scored(evaluating, Score([RewardComponent("correct", 1.0)]))]) == [True]
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.reward, rollout.trainable, rollout.fidelity) == ("succeeded", 1.0, True, "token-exact")
         assert rollout.lease_owner_id is None
@@ -57,13 +57,13 @@ class TestTheWholeWay:
         rollout = domain.submit()[0]
         domain.claim(rollout, Stage.INIT)
         worker = domain.worker(Stage.INIT)
-        assert claim(stage=Stage.INIT, rollout_id=rollout.id, owner=worker.id, node="n") is None
+        assert claim_rollouts(stage=Stage.INIT, rollout_ids=[rollout.id], owner=worker.id, node="n") == []
         assert refreshed(rollout).attempt == 1
 
     @pytest.mark.parametrize("stage", list(Stage))
     def test_a_hint_of_a_rollout_that_is_not_here_claims_nothing(self, domain: Domain, stage: Stage):
         worker = domain.worker(stage)
-        assert claim(stage=stage, rollout_id=Domain.NOBODY, owner=worker.id, node="n") is None
+        assert claim_rollouts(stage=stage, rollout_ids=[Domain.NOBODY], owner=worker.id, node="n") == []
 
     def test_writes_of_an_old_attempt_change_nothing(self, domain: Domain):
         rollout = domain.submit()[0]
@@ -71,10 +71,10 @@ class TestTheWholeWay:
         fail(claim=old, failure=LOST)
         Rollout.objects.filter(id=rollout.id).update(not_before=None)
         domain.claim(rollout, Stage.INIT)
-        assert not hand_over_ready(claim=old, sandbox_name="x")
+        assert hand_over_ready([Initialized(old, "x")]) == [False]
         fail(claim=old, failure=LOST)
         assert not hand_back(rollout_id=rollout.id, guard=old.guard, stage=Stage.INIT, reason="late")
-        assert not record_turn(claim=old, record=TurnRecord(turn=0))
+        assert record_turns([TurnWrite(old, TurnRecord(turn=0))]) == [False]
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.attempt, rollout.infra_retries) == ("initializing", 2, 1)
 
@@ -82,15 +82,15 @@ class TestTheWholeWay:
         rollout = domain.rollout_in(State.READY)
         running = domain.claim(rollout, Stage.RUN)
         record = TurnRecord(turn=0, messages=[MessageRecord(0, 0, "user", "nul \x00 and lone surrogate \ud800")])
-        assert record_turn(claim=running, record=record)
-        assert record_turn(claim=running, record=record)
+        assert record_turns([TurnWrite(running, record)]) == [True]
+        assert record_turns([TurnWrite(running, record)]) == [True]
         assert Message.objects.get(rollout=rollout).content == "nul ␀ and lone surrogate ?"
 
     def test_what_postgres_refuses_is_made_visible_everywhere(self, domain: Domain):
         rollout = domain.rollout_in(State.READY)
         bad = "nul \x00 half \ud800"
         outcome = RunOutcome(Termination(Phase.RUN, Cause.COMPLETED, bad), {bad: [bad]}, Fidelity.TOKEN_EXACT)
-        assert hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=outcome)
+        assert hand_over_for_evaluation([Ran(domain.claim(rollout, Stage.RUN), outcome)]) == [True]
         failure = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, bad), retryable=False, traceback=bad)
         fail(claim=domain.claim(rollout, Stage.EVAL), failure=failure)
         rollout = refreshed(rollout)
@@ -121,12 +121,12 @@ class TestRetries:
 
     def test_a_failed_evaluation_is_repeated_alone(self, domain: Domain):
         rollout = domain.rollout_in(State.READY)
-        assert hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=DONE)
+        assert hand_over_for_evaluation([Ran(domain.claim(rollout, Stage.RUN), DONE)]) == [True]
         judge_down = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, "judge 503"), retryable=True, traceback="")
         fail(claim=domain.claim(rollout, Stage.EVAL), failure=judge_down)
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.attempt, rollout.lease_owner_id) == ("evaluating", 1, None)
-        assert finish_scored(claim=domain.claim(rollout, Stage.EVAL), score=Score([RewardComponent("correct", 0.0)]))
+        assert finish_scored([Scored(domain.claim(rollout, Stage.EVAL), Score([RewardComponent("correct", 0.0)]))]) == [True]
 
     def test_draining_burns_no_retry(self, domain: Domain):
         rollout = domain.submit()[0]
@@ -194,7 +194,7 @@ class TestCancel:
         lost, handed_on = domain.rollout_in(State.RUNNING), domain.submit()[0]
         initializing = domain.claim(handed_on, Stage.INIT)
         cancel_rollouts(project=domain.project, run_id=domain.run.id)
-        assert hand_over_ready(claim=initializing, sandbox_name="")
+        assert hand_over_ready([Initialized(initializing, "")]) == [True]
         assert lost.lease_owner is not None
         lose(lost.lease_owner)
         reap()
@@ -259,7 +259,7 @@ class TestDispatch:
 
     def test_evaluation_goes_elsewhere_when_its_node_has_no_worker_any_more(self, domain: Domain):
         rollout = domain.rollout_in(State.READY)
-        hand_over_for_evaluation(claim=domain.claim(rollout, Stage.RUN), outcome=DONE)
+        hand_over_for_evaluation([Ran(domain.claim(rollout, Stage.RUN), DONE)])
         assert due_hints() == []
         domain.worker(Stage.EVAL, node="other")
         assert [h.queue for h in due_hints()] == ["rollouts.eval.other"]

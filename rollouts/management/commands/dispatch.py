@@ -120,7 +120,7 @@ def publish_due() -> None:
     try:
         with app.producer_or_acquire() as producer:
             for hint in hints:
-                app.send_task(f"rollouts.{hint.stage.value}", args=[str(hint.rollout_id)], queue=hint.queue, producer=producer)
+                app.send_task(f"rollouts.{hint.stage.value}", args=[[str(hint.rollout_id)]], queue=hint.queue, producer=producer)
                 sent += 1
     finally:
         if sent < len(hints):
