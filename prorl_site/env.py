@@ -45,6 +45,17 @@ def integer(name: str, default: int, *, minimum: int = 0) -> int:
     return int(result)
 
 
+def numbers(name: str, default: str) -> list[float]:
+    """A comma-separated list of numbers that are not negative."""
+    try:
+        result = [float(word) for word in words(name, default)]
+    except ValueError:
+        result = [-1.0]
+    if any(not 0 <= value < float("inf") for value in result):
+        raise ImproperlyConfigured(f"{name}={text(name)} is not a list of numbers such as {default}.")
+    return result
+
+
 def words(name: str, default: str) -> list[str]:
     """A comma-separated list."""
     return [word.strip() for word in text(name, default).split(",") if word.strip()]

@@ -156,6 +156,12 @@ HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  
 READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rollouts kept for the RUN workers, over all nodes
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
 
+# --- Webhooks ----------------------------------------------------------------------------------------------------------------
+WEBHOOK_ALLOW_PRIVATE = env.boolean("PRORL_WEBHOOK_ALLOW_PRIVATE", True)  # trainers of a cluster have private addresses
+WEBHOOK_RETRY_SECONDS = env.numbers("PRORL_WEBHOOK_RETRY_SECONDS", "5,300,1800,7200,18000,36000,36000")
+WEBHOOK_DISABLE_DAYS = env.number("PRORL_WEBHOOK_DISABLE_DAYS", 5)  # of nothing but failures
+WEBHOOK_POLL_SECONDS = env.number("PRORL_WEBHOOK_POLL_SECONDS", 0.5, minimum=0.02)
+
 # --- Observation -------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = env.text("PRORL_LOG_LEVEL", "INFO")
 LOG_FORMAT = env.text("PRORL_LOG_FORMAT", "auto")
@@ -163,3 +169,6 @@ if LOG_FORMAT not in logs.FORMATS:
     raise ImproperlyConfigured(f"PRORL_LOG_FORMAT={LOG_FORMAT} is none of {', '.join(logs.FORMATS)}.")
 LOGGING_CONFIG = "prorl_site.logs.configure"
 LOGGING = logs.settings(level=LOG_LEVEL, format=LOG_FORMAT)
+# Who may read /metrics: everyone, who sends the token, or (neither is set) this host.
+METRICS_PUBLIC = env.boolean("PRORL_METRICS_PUBLIC", False)
+METRICS_TOKEN = env.text("PRORL_METRICS_TOKEN")

@@ -19,6 +19,7 @@ class WebhookEvent(models.TextChoices):
     ROLLOUT_FINISHED = "rollout.finished", "rollout.finished: a rollout has ended, whatever its end"
     GROUP_FINISHED = "group.finished", "group.finished: all rollouts of a group have ended"
     RUN_FINISHED = "run.finished", "run.finished: all rollouts submitted to a run so far have ended"
+    RUN_BUDGET_EXHAUSTED = "run.budget_exhausted", "run.budget_exhausted: a run has used up one of its budgets"
 
 
 class WebhookEndpoint(models.Model):
