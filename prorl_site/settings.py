@@ -108,6 +108,7 @@ STORAGES = {
         },
     },
 }
+KEEP_RECORDS_DAYS = env.integer("PRORL_KEEP_RECORDS_DAYS", 30, minimum=1)  # stopped sandboxes, ended worker processes, webhooks
 BLOB_THRESHOLD = env.integer("PRORL_BLOB_THRESHOLD", 64 * 1024, minimum=1024)  # bytes; what is larger leaves its row
 
 # --- HTTP API ----------------------------------------------------------------------------------------------------------------
