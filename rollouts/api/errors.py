@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from rollouts.api.problems import KINDS, Problem, document
-from rollouts.services.errors import Refused
+from rollouts.services.errors import BudgetExhausted, Refused, TooManyQueued
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ def problem_response(error: Exception, context: Mapping[str, Any]) -> Response:
         problem = Problem("internal_error", "This is a defect of the server; its log has the traceback.")
     if problem.code == "unavailable":
         problem.headers.setdefault("Retry-After", RETRY_SECONDS)
-    body = document(problem.code, problem.detail, problem.errors, instance=context["request"].path)
+    path = context["request"].path
+    body = document(problem.code, problem.detail, problem.errors, instance=path, reached=problem.reached)
     return Response(body, status=KINDS[problem.code].status, headers=problem.headers, content_type=CONTENT_TYPE)
 
 
@@ -48,6 +49,10 @@ def _as_problem(error: Exception) -> Problem | None:
     match error:
         case Problem():
             return error
+        case TooManyQueued():
+            return Problem(error.code, error.detail, headers={"Retry-After": str(error.retry_after)}, reached=error.reached)
+        case BudgetExhausted():
+            return Problem(error.code, error.detail, reached=error.reached)
         case Refused():
             return Problem(error.code, error.detail, error.errors)
         case RequestDataTooBig():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rollouts.services.errors import FieldError
+from rollouts.services.errors import FieldError, LimitReached
 
 
 class Kind(NamedTuple):
@@ -24,6 +24,7 @@ KINDS: Mapping[str, Kind] = {
     "project_required": Kind(400, "It is not clear which project is meant"),
     "not_authenticated": Kind(401, "No API key"),
     "invalid_api_key": Kind(401, "The API key is not valid"),
+    "budget_exhausted": Kind(402, "A budget is used up"),
     "csrf_failed": Kind(403, "The CSRF token is missing or wrong"),
     "insufficient_scope": Kind(403, "The API key may not do this"),
     "not_found": Kind(404, "Not found"),
@@ -35,6 +36,7 @@ KINDS: Mapping[str, Kind] = {
     "unsupported_media_type": Kind(415, "The body must be JSON"),
     "invalid": Kind(422, "The request is not valid"),
     "idempotency_key_reused": Kind(422, "The Idempotency-Key belongs to another request"),
+    "too_many_queued": Kind(429, "Enough rollouts are waiting"),
     "internal_error": Kind(500, "Internal error"),
     "unavailable": Kind(503, "Something this needs does not answer"),
 }
@@ -44,19 +46,32 @@ class Problem(Exception):
     """A refusal by the API layer itself. Services refuse with `rollouts.services.errors.Refused`."""
 
     def __init__(
-        self, code: str, detail: str, errors: Sequence[FieldError] = (), *, headers: Mapping[str, str] | None = None
+        self,
+        code: str,
+        detail: str,
+        errors: Sequence[FieldError] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        reached: LimitReached | None = None,
     ) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.errors = list(errors)
         self.headers = dict(headers or {})
+        self.reached = reached
 
 
 def document(
-    code: str, detail: str, errors: Sequence[FieldError] = (), *, instance: str = "", status: int | None = None
+    code: str,
+    detail: str,
+    errors: Sequence[FieldError] = (),
+    *,
+    instance: str = "",
+    status: int | None = None,
+    reached: LimitReached | None = None,
 ) -> dict[str, object]:
-    """The RFC 9457 document. `instance` is the path of the request."""
+    """The RFC 9457 document. `instance` is the path of the request; `reached` becomes the member `limit`."""
     kind = KINDS[code]
     return {
         "type": f"urn:prorl:error:{code}",
@@ -66,4 +81,5 @@ def document(
         "instance": instance,
         "code": code,
         "errors": [error._asdict() for error in errors],
+        **({"limit": reached._asdict()} if reached else {}),
     }

@@ -9,13 +9,9 @@ from django.utils import timezone
 
 from .environment import Task
 from .fields import uuid7
-from .limits import Limits
+from .limits import HAS_BUDGET, Limits
 from .llm_server import Policy
 from .project import Project
-
-_HAS_BUDGET = (
-    models.Q(max_tokens__isnull=False) | models.Q(max_sandbox_seconds__isnull=False) | models.Q(max_wall_seconds__isnull=False)
-)
 
 
 class Run(Limits):
@@ -36,7 +32,7 @@ class Run(Limits):
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
             models.Index(fields=["project", "-id"], name="run_list"),
-            models.Index(fields=["id"], name="run_budget", condition=_HAS_BUDGET & models.Q(exhausted_at=None)),
+            models.Index(fields=["id"], name="run_budget", condition=HAS_BUDGET & models.Q(exhausted_at=None)),
             models.Index(fields=["id"], name="run_exhausted", condition=models.Q(exhausted_at__isnull=False)),
         ]
         constraints: ClassVar = [models.CheckConstraint(condition=models.Q(priority__lte=100), name="run_priority_0_to_100")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from django.db import connection, transaction
@@ -41,7 +42,12 @@ def cancel_rollouts(
             rollouts = rollouts.filter(run_id=run_id)
             Run.objects.filter(id=run_id, project=project, cancelled_at=None).update(cancelled_at=timezone.now())
         ids = list(rollouts.select_for_update().order_by("id").values_list("id", flat=True))
-        finish_cancelled(ids=ids, guard=Guard(states=WAITING, unheld=True), phase=None, stage=None)
-        with connection.cursor() as cursor:
-            cursor.execute(_ASK, [ids, EventKind.CANCEL_REQUESTED.value])
+        stop(ids)
     return len(ids)
+
+
+def stop(ids: Sequence[UUID]) -> None:
+    """End those that nobody holds, ask the workers of the others. Wants a transaction in which the rows are locked."""
+    finish_cancelled(ids=ids, guard=Guard(states=WAITING, unheld=True), phase=None, stage=None)
+    with connection.cursor() as cursor:
+        cursor.execute(_ASK, [list(ids), EventKind.CANCEL_REQUESTED.value])

@@ -45,3 +45,36 @@ class Unavailable(Refused):
 
     code = "unavailable"
     status = 503
+
+
+class LimitReached(NamedTuple):
+    """Which limit refuses a submission: its owner (`project` or `run`), its value, what is used of it, rollouts asked for."""
+
+    scope: str
+    name: str
+    maximum: int
+    used: float
+    requested: int
+
+
+class BudgetExhausted(Refused):
+    """A limit that waiting does not lift."""
+
+    code = "budget_exhausted"
+    status = 402
+
+    def __init__(self, detail: str, reached: LimitReached) -> None:
+        super().__init__(detail)
+        self.reached = reached
+
+
+class TooManyQueued(Refused):
+    """Enough is accepted and unfinished. `retry_after` is a guess, in seconds, of when there is room."""
+
+    code = "too_many_queued"
+    status = 429
+
+    def __init__(self, detail: str, reached: LimitReached, retry_after: int) -> None:
+        super().__init__(detail)
+        self.reached = reached
+        self.retry_after = retry_after

@@ -17,7 +17,8 @@ from rollouts.models import Dataset, Environment, Group, Policy, Project, Rollou
 from rollouts.models.fields import uuid7
 from rollouts.run_settings import RunSettings
 
-from .errors import Conflict, FieldError, Refused
+from .budgets import admit, check_limits, refuse_early
+from .errors import FieldError, Refused
 from .registry import INLINE_PREFIX, check_payload, newest_environment
 from .transition import DISPATCH_CHANNEL
 
@@ -38,7 +39,13 @@ class GroupRequest(NamedTuple):
 
 
 def create_run(
-    *, project: Project, name: str, policy: str, priority: int = 50, settings: Mapping[str, Any] | None = None
+    *,
+    project: Project,
+    name: str,
+    policy: str,
+    priority: int = 50,
+    settings: Mapping[str, Any] | None = None,
+    limits: Mapping[str, int | None] | None = None,
 ) -> Run:
     """Open a run. Its settings are stored complete, so that a later change of a default changes no old run."""
     if not 0 <= priority <= 100:
@@ -54,16 +61,22 @@ def create_run(
         errors = [FieldError("/settings" + "".join(f"/{part}" for part in e["loc"]), e["msg"]) for e in error.errors()]
         raise Refused("The settings do not fit.", errors) from error
     return Run.objects.create(
-        project=project, name=name, policy=known, priority=priority, settings=complete.model_dump(mode="json")
+        project=project,
+        name=name,
+        policy=known,
+        priority=priority,
+        settings=complete.model_dump(mode="json"),
+        **check_limits(limits or {}).model_dump(),
     )
 
 
 def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
-    """Queue n rollouts for each group's task."""
-    if run.cancelled_at is not None:
-        raise Conflict(f"Run {run.name} was cancelled. Create another one.")
+    """Queue n rollouts for each group's task, within the limits of the run and its project."""
     errors = _check_sizes(groups)
+    total = sum(group.n for group in groups)
     with transaction.atomic():
+        if not errors:
+            refuse_early(run=run, n=total)
         tasks = _Tasks(run.project, groups)
         resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
         if errors:
@@ -72,6 +85,7 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
         rows = [Group(run=run, task=task, n=group.n) for group, task in zip(groups, resolved, strict=True) if task is not None]
         Group.objects.bulk_create(rows, batch_size=_BATCH)
         _queue_rollouts(run, rows)
+        admit(run=run, n=total)
     return rows
 
 
