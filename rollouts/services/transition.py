@@ -65,8 +65,13 @@ _ACCOUNTING = """
     eval_seconds = r.eval_seconds
         + CASE WHEN r.state = 'evaluating' AND r.lease_owner_id IS NOT NULL THEN old.elapsed ELSE 0 END
 """
-# A new attempt starts its accounts anew.
-_FRESH_ACCOUNTS = "queue_seconds = old.elapsed, init_seconds = 0, run_seconds = 0, eval_seconds = 0"
+# A new attempt starts its accounts anew; what the last one used still counts against budgets.
+_FRESH_ACCOUNTS = """
+    queue_seconds = old.elapsed, init_seconds = 0, run_seconds = 0, eval_seconds = 0,
+    earlier_tokens = r.earlier_tokens + r.prompt_tokens + r.sampled_tokens,
+    earlier_sandbox_seconds = r.earlier_sandbox_seconds
+        + CASE WHEN r.sandbox_name = '' THEN 0 ELSE r.init_seconds + r.run_seconds + r.eval_seconds END
+"""
 
 # The rows are locked in the order of their ids, so that two moves of the same rollouts cannot wait for each other.
 _MOVE = """

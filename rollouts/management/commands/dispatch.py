@@ -19,6 +19,7 @@ from rollouts.services.dispatch import due_hints, unmark
 from rollouts.services.reap import reap
 from rollouts.services.servers import probe_servers
 from rollouts.services.transition import DISPATCH_CHANNEL
+from rollouts.services.usage import keep_accounts
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Step(NamedTuple):
 
 STEPS = (
     Step("rescue", reap, 1.0),
+    Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
 )
 
@@ -120,7 +122,9 @@ def publish_due() -> None:
     try:
         with app.producer_or_acquire() as producer:
             for hint in hints:
-                app.send_task(f"rollouts.{hint.stage.value}", args=[[str(hint.rollout_id)]], queue=hint.queue, producer=producer)
+                app.send_task(
+                    f"rollouts.{hint.stage.value}", args=[[str(hint.rollout_id)]], queue=hint.queue, producer=producer
+                )
                 sent += 1
     finally:
         if sent < len(hints):
