@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from rollouts.engine.agent import Agent, AgentSettings
+from rollouts.engine.tools import ToolArguments, ToolResult
 from rollouts.environments.base import (
+    ANSWER,
     EnvironmentConfig,
     EvalContext,
     InitContext,
@@ -50,3 +53,52 @@ class Staged:
     async def evaluate(self, ctx: EvalContext) -> Score:
         await asyncio.sleep(ctx.task.eval)
         return Score([RewardComponent("done", 1.0)])
+
+
+class NoteArguments(ToolArguments):
+    text: str
+
+
+class NoteTool:
+    """A tool that answers at once."""
+
+    name = "note"
+    description = "Keep a note."
+    arguments = NoteArguments
+    code_argument = None
+
+    async def call(self, arguments: NoteArguments, *, timeout: float) -> ToolResult:
+        return ToolResult("Noted.")
+
+
+class QuestionTask(TaskPayload):
+    """What the model is asked."""
+
+    question: str
+
+
+class Turns:
+    """A conversation of as many turns as the model likes, without a sandbox; an answer is right."""
+
+    config: ClassVar = EnvironmentConfig
+    task: ClassVar = QuestionTask
+    evaluates_in_sandbox: ClassVar = False
+
+    def check_task(self, task: QuestionTask) -> None:
+        """Every task can be scored."""
+
+    def sandbox_spec(self, config: Any, task: QuestionTask) -> None:
+        return None
+
+    async def initialize(self, ctx: InitContext) -> None:
+        """There is nothing to prepare."""
+
+    async def run(self, ctx: RunContext) -> Termination:
+        agent = Agent(ctx.conversation, [NoteTool()], AgentSettings(max_turns=20), ctx.recorder)
+        try:
+            return await agent.run([{"role": "user", "content": ctx.task.question}])
+        finally:
+            ctx.artefacts[ANSWER] = agent.final_text
+
+    async def evaluate(self, ctx: EvalContext) -> Score:
+        return Score([RewardComponent("answered", float(bool(ctx.artefacts[ANSWER])))])
