@@ -15,7 +15,8 @@ from django.core.management.base import BaseCommand
 from django.db import connection
 
 from prorl_site.celery import app
-from rollouts.services.dispatch import due_hints, unmark
+from rollouts.services.dispatch import due_hints, end_waits, unmark
+from rollouts.services.metering import meter
 from rollouts.services.reap import reap
 from rollouts.services.servers import probe_servers
 from rollouts.services.transition import DISPATCH_CHANNEL
@@ -37,9 +38,11 @@ class Step(NamedTuple):
 
 
 STEPS = (
+    Step("end waits", end_waits, 0.25),
     Step("rescue", reap, 1.0),
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
+    Step("count what finished", meter, 2.0),
 )
 
 
@@ -122,9 +125,8 @@ def publish_due() -> None:
     try:
         with app.producer_or_acquire() as producer:
             for hint in hints:
-                app.send_task(
-                    f"rollouts.{hint.stage.value}", args=[[str(hint.rollout_id)]], queue=hint.queue, producer=producer
-                )
+                ids = [str(id_) for id_ in hint.rollout_ids]
+                app.send_task(f"rollouts.{hint.stage.value}", args=[ids], queue=hint.queue, producer=producer)
                 sent += 1
     finally:
         if sent < len(hints):
