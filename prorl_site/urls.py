@@ -1,7 +1,13 @@
 from django.contrib import admin
 from django.urls import include, path
 
+from prorl_site.health import livez, readyz
+from prorl_site.metrics import metrics
+
 urlpatterns = [
+    path("livez", livez),
+    path("readyz", readyz),
+    path("metrics", metrics),
     path("admin/", admin.site.urls),
     path("api/", include("rollouts.api.urls")),
     path("", include("rollouts.web.urls")),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
+from rollouts import metrics
 from rollouts.lifecycle import PHASES, STAGES, WAITING, Stage, State
 from rollouts.models import Rollout, WorkerProcess
 
+from . import metering
 from .finish import finish_cancelled, give_up_lost, hand_back
 from .transition import Guard
 
@@ -32,7 +35,11 @@ def _end_cancelled_in_waiting() -> None:
 
 def _declare_lost() -> None:
     now = timezone.now()
-    WorkerProcess.objects.filter(lease_expires_at__lt=now, lost_at=None, stopped_at=None).update(lost_at=now)
+    expired = WorkerProcess.objects.filter(lease_expires_at__lt=now, lost_at=None, stopped_at=None)
+    for worker in expired:
+        with transaction.atomic():
+            if expired.filter(id=worker.id).update(lost_at=now):
+                metering.count(metrics.WORKERS_LOST, {"stage": worker.stage})
 
 
 def _take_back_from_lost_workers() -> int:
