@@ -134,3 +134,12 @@ class KnowsGoldAnswer(Protocol):
     def gold_answer(self, task: Any) -> str:
         """A final text of an agent that deserves the full reward."""
         ...
+
+
+@runtime_checkable
+class RestoresSandbox(Protocol):
+    """An environment that evaluates in the sandbox and can rebuild what RUN left there, so that rollouts can be scored again."""
+
+    async def restore(self, ctx: EvalContext) -> None:
+        """Bring `ctx.sandbox`, fresh from `initialize`, to where `evaluate` finds it after RUN, from `ctx.artefacts` alone."""
+        ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -14,10 +14,12 @@ from django.utils import timezone
 
 from rollouts.engine.errors import Failure
 from rollouts.engine.records import RunOutcome
+from rollouts.engine.retries import GiveUp, Retry, decide
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import (
     PHASES,
     STAGES,
+    AfterFailure,
     Blame,
     Cause,
     EventKind,
@@ -32,12 +34,9 @@ from rollouts.models import Reward, Rollout
 from rollouts.run_settings import RunSettings
 
 from .claim import Claim
+from .history import note_failure, retries_by_stage
 from .storable import storable_json, storable_text
 from .transition import AttemptEnd, Guard, Move, move, move_each
-
-# A lost attempt is repeated after about this long, doubling with every loss, so that a sick node or server is not hammered.
-_FIRST_BACKOFF_SECONDS = 0.5
-_LONGEST_BACKOFF_SECONDS = 60.0
 
 # Written when an agent's time ran out and its run says `on_agent_timeout: zero`.
 _TIMEOUT_ZERO = Score([RewardComponent(name="agent_timeout", value=0.0)])
@@ -62,11 +61,8 @@ def finish_scored(done: Sequence[Scored]) -> list[bool]:
     moves: defaultdict[State, list[Move]] = defaultdict(list)
     for claim, score in done:
         termination = Termination(Phase.RUN, Cause(claim.termination_cause))
-        masked = termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout is not OnAgentTimeout.SCORE
-        values = {
-            "reward": score.total,
-            "trainable": termination.blame is Blame.POLICY and not masked and score.total is not None,
-        }
+        trainable = claim.settings.lets_into_batch(termination.cause, score.total)
+        values = {"reward": score.total, "reward_version": 1, "trainable": trainable}
         moves[final_state(termination)].append(claim.move(values=values, data={"reward": score.total}))
     return _end(moves, [(claim, score) for claim, score in done])
 
@@ -82,7 +78,9 @@ def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
             **termination_values(outcome.termination),
             "fidelity": outcome.fidelity.value,
             "artefacts": storable_json(outcome.artefacts),
+            "artefacts_blob_id": outcome.artefacts_blob,
             "reward": reward,
+            "reward_version": int(zero),
             "trainable": zero,
         }
         moves[final_state(outcome.termination)].append(claim.move(values=values, data={"reward": reward}))
@@ -129,57 +127,65 @@ def add_reward_versions(versions: Sequence[RewardVersion]) -> None:
 
 
 def fail(*, claim: Claim, failure: Failure) -> None:
-    """A stage failed. Infrastructure failures are repeated up to `max_infra_retries`, without counting against the policy."""
-    give_up_attempt(
-        rollout_id=claim.rollout_id,
-        guard=claim.guard,
-        failure=failure,
-        stage=claim.stage,
-        max_retries=claim.settings.max_infra_retries,
-        # The artefacts of RUN are stored, so only a sandbox that scoring needed makes RUN worth repeating.
-        only_eval=claim.stage is Stage.EVAL and failure.termination.cause is not Cause.SANDBOX_ERROR,
-    )
+    """A stage failed. The infrastructure's failures are repeated as the run says, without counting against the policy."""
+    give_up_attempt(rollout_id=claim.rollout_id, guard=claim.guard, failure=failure, stage=claim.stage, settings=claim.settings)
 
 
-def give_up_attempt(
-    *, rollout_id: UUID, guard: Guard, failure: Failure, stage: Stage, max_retries: int, only_eval: bool = False
-) -> bool:
-    """Give up what a worker held: repeat it after a backoff, or end the rollout once that has happened too often.
+def give_up_attempt(*, rollout_id: UUID, guard: Guard, failure: Failure, stage: Stage, settings: RunSettings) -> bool:
+    """Give up what a worker held: repeat it after a backoff (EVAL alone, where RUN's results are stored), or end the rollout.
 
-    `only_eval` repeats the evaluation alone, in the same attempt. False when `guard` does not hold (any more).
+    False when `guard` does not hold (any more).
     """
-    retries = Rollout.objects.values_list("infra_retries", flat=True).get(id=rollout_id)
-    again = failure.retryable and retries < max_retries
-    cause = failure.termination.cause
-    data = {"cause": cause.value, "detail": storable_text(failure.termination.detail), "stage": stage.value}
-    if again and only_eval:
-        values = _retry_values(retries)
-        return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, values=values, data=data))
-    end = AttemptEnd(stage, failure.termination.detail, failure.traceback)
-    if again:
-        values = {**_retry_values(retries), "node": "", **_NO_TERMINATION}
-        to, kind = State.QUEUED, EventKind.REQUEUED
-    else:
-        values = {**termination_values(failure.termination), "reward": None, "trainable": False}
-        to, kind = final_state(failure.termination), EventKind.TRANSITION
-    return bool(move([rollout_id], to=to, guard=guard, kind=kind, values=values, data=data, end=end))
+    retries = retries_by_stage(rollout_id)
+    decision = decide(settings, stage, failure, retries)
+    data = {
+        "cause": failure.termination.cause.value,
+        "detail": storable_text(failure.termination.detail),
+        "stage": stage.value,
+    }
+    kind, end = EventKind.TRANSITION, AttemptEnd(stage, failure.termination.detail, failure.traceback)
+    match decision:
+        case Retry(only_eval=True):
+            to, kind, after = State.EVALUATING, EventKind.RELEASED, AfterFailure.EVAL_AGAIN
+            values = _retry_values(decision, retries)
+        case Retry():
+            to, kind, after = State.QUEUED, EventKind.REQUEUED, AfterFailure.REQUEUED
+            values = {**_retry_values(decision, retries), "node": "", **_NO_TERMINATION}
+        case GiveUp():
+            to, after = final_state(failure.termination), AfterFailure.GAVE_UP
+            values = {**termination_values(failure.termination), "reward": None, "trainable": False}
+            if stage is Stage.EVAL:
+                values |= _how_run_ended(rollout_id)
+            data["not_repeated"] = decision.reason
+    with transaction.atomic():
+        moved = move([rollout_id], to=to, guard=guard, kind=kind, values=values, data=data, end=end)
+        for rollout in moved:
+            note_failure(
+                rollout_id=rollout.id, attempt=rollout.attempt, stage=stage, owner=guard.owner, failure=failure, after=after
+            )
+    return bool(moved)
+
+
+def _how_run_ended(rollout_id: UUID) -> dict[str, str]:
+    """Kept when the termination becomes that of a failed EVAL, for the day its artefacts are scored after all."""
+    cause, detail = Rollout.objects.values_list("termination_cause", "termination_detail").get(id=rollout_id)
+    return {"run_cause": cause, "run_detail": detail}
 
 
 def give_up_lost(*, rollout: Rollout, stage: Stage, guard: Guard, detail: str) -> bool:
-    """Nobody works on a held rollout any more. What RUN stored is kept: of EVAL only the evaluation is repeated."""
+    """Nobody works on a held rollout any more."""
     return give_up_attempt(
         rollout_id=rollout.id,
         guard=guard,
         failure=Failure(Termination(PHASES[stage], Cause.WORKER_LOST, detail), retryable=True, traceback=""),
         stage=stage,
-        max_retries=RunSettings.model_validate(rollout.run.settings).max_infra_retries,
-        only_eval=stage is Stage.EVAL,
+        settings=RunSettings.model_validate(rollout.run.settings),
     )
 
 
-def _retry_values(retries: int) -> dict[str, Any]:
-    backoff = min(_FIRST_BACKOFF_SECONDS * 2**retries, _LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)  # noqa: S311
-    return {"infra_retries": retries + 1, "not_before": timezone.now() + timedelta(seconds=backoff)}
+def _retry_values(retry: Retry, retries: Counter[Stage]) -> dict[str, Any]:
+    pause = timedelta(seconds=retry.after_seconds * random.uniform(0.75, 1.25))  # noqa: S311
+    return {"infra_retries": retries.total() + 1, "not_before": timezone.now() + pause}
 
 
 def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> bool:
@@ -196,15 +202,21 @@ def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> b
 
 
 def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None, stage: Stage | None) -> int:
-    """End rollouts that someone cancelled. With `phase` None it is derived from each rollout's state."""
+    """End rollouts that someone cancelled, or a budget. With `phase` None it is derived from each rollout's state."""
     phases = {State.QUEUED: Phase.QUEUE, State.INITIALIZING: Phase.INIT, State.READY: Phase.RUN, State.RUNNING: Phase.RUN}
+    asked = dict(Rollout.objects.filter(id__in=ids).exclude(cancel_cause="").values_list("id", "cancel_cause"))
+    causes = {id_: asked.get(id_, Cause.CANCELLED.value) for id_ in ids}
+    moves = [
+        Move(id_, guard.attempt, guard.owner, values={"termination_cause": cause}, data={"cause": cause})
+        for id_, cause in causes.items()
+    ]
     done = 0
     for state in guard.states:
         termination = Termination(phase or phases.get(state, Phase.EVAL), Cause.CANCELLED)
-        only = Guard(states=[state], attempt=guard.attempt, owner=guard.owner, unheld=guard.unheld)
         values = {**termination_values(termination), "reward": None, "trainable": False}
-        data = {"cause": Cause.CANCELLED.value}
-        done += len(move(list(ids), to=State.CANCELLED, guard=only, values=values, data=data, end=AttemptEnd(stage)))
+        del values["termination_cause"]  # each has its own
+        end = AttemptEnd(stage)
+        done += len(move_each(moves, to=State.CANCELLED, states=[state], unheld=guard.unheld, values=values, end=end))
     return done
 
 
