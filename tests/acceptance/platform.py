@@ -16,26 +16,34 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from prorl_site.embedded.processes import free_port, http_answers, wait_until
+from prorl_site.embedded.processes import http_answers, wait_until
+from tests.services.ports import lasting_port
 
 _STOP_SECONDS = 10.0
+_HELD = """SELECT count(*) FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
+           WHERE w.stage = %s AND w.pid = %s AND w.lost_at IS NULL AND w.stopped_at IS NULL"""
 
 
 class Platform:
     """Processes by name. `kill` is SIGKILL; `sql` asks its database."""
 
-    def __init__(self, folder: Path, broker_url: str = "", **settings: object) -> None:
-        """`settings` are PRORL_* variables without the prefix, in lower case. An empty broker URL means files."""
+    def __init__(self, folder: Path, broker_url: str = "", *, postgres_url: str = "", **settings: object) -> None:
+        """`settings` are PRORL_* variables without the prefix, in lower case.
+
+        An empty broker URL means files, an empty one of PostgreSQL the server that all tests share.
+        """
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: list[Any] = []
-        server = os.environ["PRORL_DATABASE_URL"]
+        self._web_port = 0
+        server = postgres_url or os.environ["PRORL_DATABASE_URL"]
         name = f"prorl_{os.getpid()}_{time.monotonic_ns()}"
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')
         self.database_url = server.replace("/prorl?", f"/{name}?")
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("PRORL_")},
+            "DJANGO_SETTINGS_MODULE": "prorl_site.settings",
             "PRORL_VAR_DIR": str(folder),
             "PRORL_DATABASE_URL": self.database_url,
             "PRORL_SECRET_KEY": "tests only",
@@ -78,23 +86,41 @@ class Platform:
     def start_worker(self, stage: str, concurrency: int = 8) -> subprocess.Popen[bytes]:
         process = self.spawn(stage, "django", "work", stage, "--concurrency", str(concurrency))
         registered = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND stopped_at IS NULL AND lost_at IS NULL"
-        self.wait_for(lambda: self.value(registered, process.pid) == 1, f"{stage} worker to register")
+        self.wait_for(lambda: process.poll() is not None or self.value(registered, process.pid) == 1, f"the {stage} worker")
+        assert process.poll() is None, f"the {stage} worker ended\n{self.tails()}"
         return process
 
     def start_execution(self, concurrency: int = 8) -> None:
         """Dispatcher and the three workers."""
-        self.spawn("dispatcher", "django", "dispatch")
+        self.start_dispatcher()
         for stage in ("init", "run", "eval"):
             self.start_worker(stage, concurrency)
 
+    def start_dispatcher(self) -> None:
+        self.spawn("dispatcher", "django", "dispatch")
+
     def start_web(self) -> str:
-        port = free_port()
-        self.spawn(
-            "web", "uvicorn", "prorl_site.asgi:application", "--port", str(port), "--lifespan", "off", "--log-level", "warning"
-        )
-        url = f"http://127.0.0.1:{port}"
+        """Its URL, the same at every start."""
+        self._web_port = self._web_port or lasting_port()
+        options = ["--port", str(self._web_port), "--lifespan", "off", "--log-level", "warning"]
+        self.spawn("web", "uvicorn", "prorl_site.asgi:application", *options)
+        url = f"http://127.0.0.1:{self._web_port}"
         self.wait_for(lambda: http_answers(f"{url}/login/"), "the web server")
         return url
+
+    def freeze_with_work(self, stage: str) -> None:
+        """SIGSTOP to a worker that holds rollouts: frozen, it cannot finish what is about to be seen of them."""
+        self.wait_for(lambda: self._froze_with_work(stage), f"rollouts in the hands of the {stage} worker")
+
+    def _froze_with_work(self, stage: str) -> bool:
+        worker = self.processes[stage]
+        if not self.value(_HELD, stage, worker.pid):
+            return False
+        worker.send_signal(signal.SIGSTOP)
+        if self.value(_HELD, stage, worker.pid):
+            return True
+        worker.send_signal(signal.SIGCONT)
+        return False
 
     def kill(self, name: str) -> None:
         self.processes[name].send_signal(signal.SIGKILL)
@@ -107,9 +133,10 @@ class Platform:
         self.processes[name].wait(_STOP_SECONDS)
         return time.monotonic() - begun
 
-    def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
+    def rows(self, query: str, *parameters: Any, **named: Any) -> list[dict[str, Any]]:
+        """Parameters are %s in the query, or %(name)s."""
         with psycopg.connect(self.database_url, autocommit=True, row_factory=dict_row) as connection:
-            return connection.execute(query, parameters).fetchall()  # type: ignore[arg-type]
+            return connection.execute(query, named or parameters).fetchall()  # type: ignore[arg-type]
 
     def value(self, query: str, *parameters: Any) -> Any:
         return next(iter(self.rows(query, *parameters)[0].values()))

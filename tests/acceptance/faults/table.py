@@ -1,0 +1,129 @@
+"""The faults themselves: each strikes a site at work once, and brings back what it killed as a supervisor would."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tests.acceptance.faults.site import Site
+
+# A rollout may be struck in every round; what is tested here is not when the platform gives up.
+_PATIENT: dict[str, Any] = {"max_infra_retries": 50}
+_BUSY = 4  # rollouts in the middle of their RUN when a fault strikes that is not aimed at one worker
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`strike` gets the site and the id of the run it is to hit.
+
+    `shows` is the cause that the history of some rollout must then name. `may_fail` are causes for which a rollout may end
+    without success, where the run's settings ask for that.
+    """
+
+    name: str
+    strike: Callable[[Site, str], None]
+    shows: str = ""
+    settings: dict[str, Any] = field(default_factory=lambda: _PATIENT)
+    may_fail: tuple[str, ...] = ()
+
+
+def _wait_until_busy(site: Site, run_id: str) -> None:
+    site.wait_for(lambda: site.in_state(run_id, "running") >= _BUSY, f"{_BUSY} rollouts to run")
+
+
+def _kill_worker(stage: str, site: Site, run_id: str) -> None:
+    site.platform.freeze_with_work(stage)
+    site.platform.kill(stage)
+    site.restart(stage)
+
+
+def _kill_process(name: str, site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.platform.kill(name)
+    site.restart(name)
+
+
+def _freeze_worker(stage: str, site: Site, run_id: str) -> None:
+    """It wakes up as a zombie: its rollouts are in other hands, or wait for some."""
+    site.platform.freeze_with_work(stage)
+    frozen = site.platform.processes[stage]
+    lost = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND lost_at IS NOT NULL"
+    before = site.platform.value(lost, frozen.pid)
+    site.wait_for(lambda: site.platform.value(lost, frozen.pid) > before, f"the frozen {stage} worker to be declared lost")
+    taken = "SELECT count(*) FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id WHERE w.pid = %s"
+    site.wait_for(lambda: site.platform.value(taken, frozen.pid) == 0, f"the frozen {stage} worker's rollouts to be taken back")
+    frozen.send_signal(signal.SIGCONT)
+    back = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND lost_at IS NULL AND stopped_at IS NULL"
+    site.wait_for(lambda: site.platform.value(back, frozen.pid) == 1, f"the {stage} worker to start over under a new id")
+
+
+def _kill_broker(site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.broker.crash()
+    site.broker.start()
+
+
+def _close_broker_connections(site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.broker.close_connections()
+
+
+def _kill_database(site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.postgres.crash()
+    site.postgres.start()
+
+
+def _kill_model(site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.model.kill()
+    _wait_for_cause(site, run_id, "model_error")
+    site.model.start()
+
+
+def _freeze_model(site: Site, run_id: str) -> None:
+    _wait_until_busy(site, run_id)
+    site.model.freeze()
+    _wait_for_cause(site, run_id, "model_error")
+    site.model.thaw()
+
+
+def _wait_for_cause(site: Site, run_id: str, cause: str) -> None:
+    seen = causes(site, run_id).get(cause, 0)
+    site.wait_for(lambda: causes(site, run_id).get(cause, 0) > seen, f"a rollout given up because of {cause}")
+
+
+def causes(site: Site, run_id: str) -> dict[str, int]:
+    """How many attempts of the run's rollouts were given up, by cause."""
+    query = """SELECT e.data->>'cause' AS cause, count(*) FROM rollouts_rolloutevent e
+               JOIN rollouts_rollout r ON r.id = e.rollout_id
+               WHERE r.run_id = %s AND (e.kind IN ('requeued', 'released') OR e.to_state = 'failed')
+                 AND e.data->>'cause' IS NOT NULL GROUP BY 1"""
+    return {row["cause"]: row["count"] for row in site.platform.rows(query, run_id)}
+
+
+FAULTS = [
+    Fault("run worker killed", partial(_kill_worker, "run"), "worker_lost"),
+    Fault("init worker killed", partial(_kill_worker, "init"), "worker_lost"),
+    Fault("eval worker killed", partial(_kill_worker, "eval"), "worker_lost"),
+    Fault(
+        "run worker killed, no retries",
+        partial(_kill_worker, "run"),
+        "worker_lost",
+        settings={"max_infra_retries": 0},
+        may_fail=("worker_lost",),
+    ),
+    Fault("run worker frozen past its lease", partial(_freeze_worker, "run"), "worker_lost"),
+    Fault("init worker frozen past its lease", partial(_freeze_worker, "init"), "worker_lost"),
+    Fault("eval worker frozen past its lease", partial(_freeze_worker, "eval"), "worker_lost"),
+    Fault("dispatcher killed", partial(_kill_process, "dispatcher")),
+    Fault("web server killed", partial(_kill_process, "web")),
+    Fault("model server killed", _kill_model, "model_error"),
+    Fault("model server hangs", _freeze_model, "model_error", settings={**_PATIENT, "timeouts": {"model_call": 4}}),
+    Fault("broker connections closed", _close_broker_connections),
+    Fault("broker killed", _kill_broker),
+    Fault("database killed", _kill_database),
+]
