@@ -36,6 +36,7 @@ class Claim:
     settings: RunSettings
     sandbox_name: str
     artefacts: dict[str, Any]
+    artefacts_blob: str | None
     termination_cause: str
     server: ServerAddress | None
 
@@ -54,6 +55,7 @@ _FRESH: dict[str, Any] = {
     "not_before": None,
     "sandbox_name": "",
     "artefacts": {},
+    "artefacts_blob_id": None,
     "fidelity": "",
     "policy_version": None,
     "turns": 0,
@@ -94,7 +96,7 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
         Rollout.objects.filter(id__in=ids)
         .select_related("environment", "task", "llm_server__policy")
         .only(
-            *("attempt", "sandbox_name", "artefacts", "termination_cause", "task__payload"),
+            *("attempt", "sandbox_name", "artefacts", "artefacts_blob", "termination_cause", "task__payload"),
             *("environment__handler", "environment__config", "llm_server", "llm_server__policy__name"),
         )
         .annotate(run_settings=Cast("run__settings", TextField()))
@@ -112,6 +114,7 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
             settings=_parsed(rollout.run_settings),
             sandbox_name=rollout.sandbox_name,
             artefacts=rollout.artefacts,
+            artefacts_blob=rollout.artefacts_blob_id,
             termination_cause=rollout.termination_cause,
             server=_address(rollout.llm_server) if rollout.llm_server else None,
         )

@@ -87,6 +87,7 @@ _TOOL = _PLACE | {
         "arguments": "jsonb",
         "raw": "text",
         "output": "text",
+        "output_blob_id": "text",
         "exit_code": "int",
     },
     **{"timed_out": "bool", "truncated_bytes": "int", "error": "text", "started_at": "timestamptz", "duration": "float8"},
@@ -195,6 +196,7 @@ def _tool_calls(write: TurnWrite) -> list[dict[str, Any]]:
             "arguments": Jsonb(storable_json(t.arguments)),
             "raw": storable_text(t.raw),
             "output": storable_text(t.output),
+            "output_blob_id": t.output_blob,
             "exit_code": t.exit_code,
             "timed_out": t.timed_out,
             "truncated_bytes": t.truncated_bytes,
@@ -218,6 +220,7 @@ def hand_over_for_evaluation(done: Sequence[Ran]) -> list[bool]:
         claim.move(
             values={
                 "artefacts": storable_json(outcome.artefacts),
+                "artefacts_blob_id": outcome.artefacts_blob,
                 "fidelity": outcome.fidelity.value,
                 **termination_values(outcome.termination),
             },

@@ -11,6 +11,8 @@ from typing import ParamSpec, TypeVar
 
 from django.db import InterfaceError, OperationalError, connection
 
+from rollouts.engine.errors import StoreFailed
+
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -40,7 +42,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._threads, unit_of_work)
 
     async def insist(self, service: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same for what must not get lost: outlasts a restart of the database.
+        """The same for what must not get lost: outlasts a restart of the database, and a full blob storage for as long.
 
         Only for guarded writes: the first try may have been committed though its answer never came, and then the second one
         finds its guard false and changes nothing.
@@ -49,10 +51,10 @@ class Database:
         while True:
             try:
                 return await self.call(service, *args, **kwargs)
-            except (OperationalError, InterfaceError) as error:
+            except (OperationalError, InterfaceError, StoreFailed) as error:
                 if time.monotonic() > deadline:
                     raise
-                logger.warning("the database does not answer, trying %s again: %s", service.__name__, error)
+                logger.warning("the store does not answer, trying %s again: %s", service.__name__, error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:

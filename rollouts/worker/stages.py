@@ -23,6 +23,7 @@ from sandboxes.protocol import Backend, SandboxSpec, Session
 from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
 
 from .database import Database
+from .large_values import whole_artefacts, without_large_artefacts, without_large_outputs
 from .writes import Writes
 
 logger = logging.getLogger(__name__)
@@ -97,9 +98,10 @@ async def _run(tools: Tools, claim: Claim) -> None:
                 claim.settings.sampling.to_sampling(),
                 call_timeout=claim.settings.timeouts.model_call,
             )
-            recorder = _Recorder(tools.writes, claim)
+            recorder = _Recorder(tools, claim)
             ctx = RunContext(config=config, task=task, sandbox=session, conversation=conversation, recorder=recorder)
             outcome = await run_stage(environment, ctx, agent_timeout=claim.settings.timeouts.agent)
+            outcome = await without_large_artefacts(tools.database, outcome)
         unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
         if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
             await tools.writes.unscored(Unscored(claim, outcome))
@@ -115,8 +117,9 @@ async def _evaluate(tools: Tools, claim: Claim) -> None:
     name = claim.sandbox_name if environment.evaluates_in_sandbox else ""
     finished = False
     try:
+        artefacts = await whole_artefacts(tools.database, claim.artefacts, claim.artefacts_blob)
         async with _session(tools, name) as session:
-            ctx = EvalContext(config=config, task=task, artefacts=claim.artefacts, sandbox=session)
+            ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
             score = await eval_stage(environment, ctx, timeout=claim.settings.timeouts.eval)
         finished = await tools.writes.scored(Scored(claim, score))
     finally:
@@ -134,12 +137,13 @@ CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {
 class _Recorder:
     """Stores turns under the claim's guard."""
 
-    def __init__(self, writes: Writes, claim: Claim) -> None:
-        self._writes = writes
+    def __init__(self, tools: Tools, claim: Claim) -> None:
+        self._tools = tools
         self._claim = claim
 
     async def turn(self, record: TurnRecord) -> None:
-        if not await self._writes.turn(TurnWrite(self._claim, record)):
+        record = await without_large_outputs(self._tools.database, record)
+        if not await self._tools.writes.turn(TurnWrite(self._claim, record)):
             raise AttemptSuperseded(
                 f"attempt {self._claim.attempt} of rollout {self._claim.rollout_id} is not current any more"
             )
