@@ -20,7 +20,6 @@ from rollouts.lifecycle import (
     PHASES,
     STAGES,
     AfterFailure,
-    Blame,
     Cause,
     EventKind,
     OnAgentTimeout,
