@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from rollouts.api.parsing import escape
 from rollouts.api.problems import Problem
-from rollouts.run_settings import RunSettings
+from rollouts.run_settings import LimitSettings, RunSettings
 from rollouts.services.errors import FieldError
 
 BodyT = TypeVar("BodyT", bound="Body")
@@ -69,6 +69,13 @@ class NewRun(Body):
     policy: PolicyName
     priority: int = Field(50, ge=0, le=100, description="Higher goes first.")
     settings: RunSettings = RunSettings.model_validate({})
+    limits: LimitSettings = LimitSettings.model_validate({})
+
+
+class RunChange(Body):
+    """Limits that are not named stay as they are; null lifts one."""
+
+    limits: LimitSettings
 
 
 class NewGroup(Body):
@@ -84,6 +91,28 @@ class NewGroup(Body):
 
 class NewGroups(Body):
     groups: list[NewGroup] = Field(min_length=1, max_length=MAX_GROUPS)
+
+
+class NewWebhook(Body):
+    url: str = Field(min_length=1, max_length=500, description="http or https; gets signed POSTs.")
+    event_types: list[str] = Field(min_length=1, max_length=20)
+    description: str = Field("", max_length=300)
+    run: Id | None = Field(None, description="Only events of this run; all of the project's when left out.")
+
+
+class WebhookChange(Body):
+    url: str = Field("", min_length=1, max_length=500)
+    event_types: list[str] = Field([], min_length=1, max_length=20)
+    description: str = Field("", max_length=300)
+    enabled: bool = Field(True, description="Also how an endpoint that was disabled for its failures is enabled again.")
+
+
+class SecretRotation(Body):
+    overlap_hours: float = Field(24, ge=0, le=24 * 30, description="How long the old secret signs beside the new one.")
+
+
+class Replay(Body):
+    since: Annotated[AwareDatetime, Field(strict=False, description="Messages made since then, with a time zone.")]
 
 
 def read_body(model: type[BodyT], data: Any) -> BodyT:

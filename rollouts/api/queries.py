@@ -67,6 +67,10 @@ class ResultsQuery(Query):
     )
 
 
+class DeliveryQuery(PageQuery):
+    state: Literal["pending", "delivered", "failed"] | None = None
+
+
 def read_query(model: type[QueryT], parameters: dict[str, str]) -> QueryT:
     """The query string as `model`. Raises Problem `invalid_parameter` naming each wrong parameter as `?name`."""
     try:

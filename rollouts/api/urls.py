@@ -2,9 +2,10 @@ from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView
 
 from rollouts.api.errors import no_such_path
-from rollouts.api.views import datasets, environments, llm_servers, results, rollouts, runs
+from rollouts.api.views import datasets, environments, llm_servers, projects, results, rollouts, runs, webhooks
 
 v1 = [
+    path("project/", projects.ProjectDetail.as_view()),
     path("environments/", environments.EnvironmentList.as_view()),
     path("environments/<uuid:id>/", environments.EnvironmentDetail.as_view()),
     path("datasets/", datasets.DatasetList.as_view()),
@@ -26,6 +27,13 @@ v1 = [
     path("rollouts/<uuid:id>/trajectory/", rollouts.RolloutTrajectory.as_view()),
     path("rollouts/<uuid:id>/events/", rollouts.RolloutEvents.as_view()),
     path("rollouts/<uuid:id>/rewards/", rollouts.RolloutRewards.as_view()),
+    path("webhooks/", webhooks.WebhookList.as_view()),
+    path("webhooks/<uuid:id>/", webhooks.WebhookDetail.as_view()),
+    path("webhooks/<uuid:id>/rotate/", webhooks.WebhookRotate.as_view()),
+    path("webhooks/<uuid:id>/replay/", webhooks.WebhookReplay.as_view()),
+    path("webhooks/<uuid:id>/deliveries/", webhooks.DeliveryList.as_view()),
+    path("webhooks/<uuid:id>/deliveries/<uuid:delivery>/", webhooks.DeliveryDetail.as_view()),
+    path("webhooks/<uuid:id>/deliveries/<uuid:delivery>/replay/", webhooks.DeliveryReplay.as_view()),
 ]
 
 urlpatterns = [

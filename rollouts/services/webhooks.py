@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from rollouts.models import Project, Run, WebhookDelivery, WebhookEndpoint, WebhookEvent
@@ -75,16 +75,18 @@ def remove_endpoint(*, endpoint: WebhookEndpoint) -> None:
     WebhookEndpoint.objects.filter(id=endpoint.id).delete()
 
 
-def replay(*, endpoint: WebhookEndpoint, delivery_id: str | None = None, since: datetime | None = None) -> int:
-    """Send again, under the same message id: one delivery whatever became of it, or all that failed since a moment.
+def replay(*, delivery: WebhookDelivery) -> None:
+    """Send a message again, whatever became of it, under the same id. One that is pending anyway is left as it is."""
+    _send_again(WebhookDelivery.objects.filter(id=delivery.id).exclude(state=WebhookDelivery.State.PENDING))
 
-    How many are sent again. What is pending anyway is left as it is.
-    """
-    settled = WebhookDelivery.objects.filter(endpoint=endpoint).exclude(state=WebhookDelivery.State.PENDING)
-    which = Q(id=delivery_id) if delivery_id else Q(state=WebhookDelivery.State.FAILED, created_at__gte=since)
-    return settled.filter(which).update(
-        state=WebhookDelivery.State.PENDING, tries=0, next_attempt_at=timezone.now(), settled_at=None
-    )
+
+def replay_failed(*, endpoint: WebhookEndpoint, since: datetime) -> int:
+    """Send again what was made since a moment and given up; how many messages."""
+    return _send_again(endpoint.deliveries.filter(state=WebhookDelivery.State.FAILED, created_at__gte=since))
+
+
+def _send_again(deliveries: QuerySet[WebhookDelivery]) -> int:
+    return deliveries.update(state=WebhookDelivery.State.PENDING, tries=0, next_attempt_at=timezone.now(), settled_at=None)
 
 
 def _url_errors(url: str) -> list[FieldError]:
