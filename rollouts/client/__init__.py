@@ -14,7 +14,7 @@ anything twice.
 
 from .aio import AsyncClient
 from .arrays import SegmentArrays, unpack
-from .errors import ApiError, FieldError
+from .errors import ApiError, BudgetExhausted, FieldError, TooManyQueued
 from .sync import Client
 
-__all__ = ["ApiError", "AsyncClient", "Client", "FieldError", "SegmentArrays", "unpack"]
+__all__ = ["ApiError", "AsyncClient", "BudgetExhausted", "Client", "FieldError", "SegmentArrays", "TooManyQueued", "unpack"]

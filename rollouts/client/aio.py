@@ -20,8 +20,10 @@ from .types import (
     Group,
     GroupSpec,
     Include,
+    Limits,
     LLMServer,
     Page,
+    Project,
     Result,
     Rollout,
     RolloutDetail,
@@ -94,9 +96,25 @@ class AsyncClient:
         """Forget a server."""
         await self._send(calls.remove_server(server_id))
 
-    async def create_run(self, name: str, policy: str, *, priority: int = 50, settings: Mapping[str, Any] | None = None) -> Run:
-        """Open a run. Groups can be submitted to it until it is cancelled."""
-        return await self._send(calls.create_run(name, policy, priority, settings))
+    async def project(self) -> Project:
+        """The project of the key, with its limits and what it has used."""
+        return await self._send(calls.project())
+
+    async def create_run(
+        self,
+        name: str,
+        policy: str,
+        *,
+        priority: int = 50,
+        settings: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+    ) -> Run:
+        """Open a run. Groups can be submitted to it until it is cancelled or a limit is reached."""
+        return await self._send(calls.create_run(name, policy, priority, settings, limits))
+
+    async def set_limits(self, run_id: Id, limits: Limits) -> Run:
+        """Change the limits that are named; None lifts one."""
+        return await self._send(calls.set_limits(run_id, limits))
 
     async def submit_groups(self, run_id: Id, groups: Iterable[GroupSpec]) -> list[SubmittedGroup]:
         """Queue up to 10,000 groups, all or none. They come back in the order given."""

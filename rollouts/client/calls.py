@@ -17,8 +17,10 @@ from .types import (
     Environment,
     Group,
     GroupSpec,
+    Limits,
     LLMServer,
     Page,
+    Project,
     ResultsPage,
     RolloutDetail,
     Run,
@@ -110,8 +112,17 @@ def remove_server(server_id: Id) -> Call[None]:
     return Call("DELETE", _path("llm-servers", server_id))
 
 
-def create_run(name: str, policy: str, priority: int, settings: Mapping[str, Any] | None) -> Call[Run]:
-    return _create("/runs/", {"name": name, "policy": policy, "priority": priority, "settings": dict(settings or {})})
+def project() -> Call[Project]:
+    return Call("GET", "/project/")
+
+
+def create_run(name: str, policy: str, priority: int, settings: Mapping[str, Any] | None, limits: Limits | None) -> Call[Run]:
+    body = {"name": name, "policy": policy, "priority": priority, "settings": dict(settings or {})}
+    return _create("/runs/", {**body, "limits": dict(limits or {})})
+
+
+def set_limits(run_id: Id, limits: Limits) -> Call[Run]:
+    return Call("PATCH", _path("runs", run_id), {"limits": dict(limits)})
 
 
 def submit_groups(run_id: Id, groups: Iterable[GroupSpec]) -> Call[list[SubmittedGroup]]:

@@ -36,4 +36,37 @@ class ApiError(Exception):
             return cls(status, f"http_{status}", response.text[:200], [])
         problem = response.json()
         errors = [FieldError(error["pointer"], error["detail"]) for error in problem["errors"]]
+        kind = _OVER_LIMIT.get(problem["code"])
+        if kind is not None:
+            limit = LimitReached(*(problem["limit"][name] for name in LimitReached._fields))
+            return kind(status, problem["code"], problem["detail"], errors, limit)
         return cls(status, problem["code"], problem["detail"], errors)
+
+
+class LimitReached(NamedTuple):
+    """Whose limit it is (`run` or `project`), its name and value, what is used of it, and rollouts asked for."""
+
+    scope: str
+    name: str
+    maximum: int
+    used: float
+    requested: int
+
+
+class OverLimit(ApiError):
+    """A submission was refused for a limit, and has changed nothing."""
+
+    def __init__(self, status: int, code: str, detail: str, errors: list[FieldError], limit: LimitReached) -> None:
+        super().__init__(status, code, detail, errors)
+        self.limit = limit
+
+
+class BudgetExhausted(OverLimit):
+    """A budget is used up. Only raising the limit helps, so this is not repeated."""
+
+
+class TooManyQueued(OverLimit):
+    """Enough rollouts are unfinished, and were so for as long as the client repeated the request."""
+
+
+_OVER_LIMIT: dict[str, type[OverLimit]] = {"budget_exhausted": BudgetExhausted, "too_many_queued": TooManyQueued}

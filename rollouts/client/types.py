@@ -79,7 +79,40 @@ class LLMServer(TypedDict):
     created_at: str
 
 
+class Limits(TypedDict, total=False):
+    """Limits of a run or project; None for none."""
+
+    max_in_flight: int | None
+    max_queued: int | None
+    max_rollouts: int | None
+    max_tokens: int | None
+    max_sandbox_seconds: int | None
+    max_wall_seconds: int | None
+
+
+class Usage(TypedDict):
+    """Tokens and sandbox seconds are those of finished rollouts."""
+
+    rollouts: int
+    unfinished: int
+    tokens: int
+    sandbox_seconds: float
+    wall_seconds: float
+
+
+class Project(TypedDict):
+    id: str
+    name: str
+    created_at: str
+    limits: Limits
+    usage: Usage
+    exhausted_at: str | None
+    exhausted_by: str | None
+
+
 class Run(TypedDict):
+    """`exhausted_by` names the limit of a budget that ran out."""
+
     id: str
     name: str
     policy: str
@@ -87,6 +120,10 @@ class Run(TypedDict):
     settings: dict[str, Any]
     created_at: str
     cancelled_at: str | None
+    limits: Limits
+    usage: Usage
+    exhausted_at: str | None
+    exhausted_by: str | None
 
 
 class RunDetail(Run):
@@ -151,6 +188,8 @@ class Rollout(TypedDict):
     init_seconds: float
     run_seconds: float
     eval_seconds: float
+    events_pruned_at: str | None
+    trajectory_pruned_at: str | None
 
 
 class Attempt(TypedDict):

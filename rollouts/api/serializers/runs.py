@@ -7,18 +7,20 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from rollouts.api.serializers.limits import LIMITED_FIELDS, LimitedSerializer
 from rollouts.models import Attempt, Group, Reward, Rollout, RolloutEvent, Run
 from rollouts.selectors import rollouts as selectors
+from rollouts.selectors.storage import whole_artefacts
 
 _COUNTS_HELP = "Every state, and how many rollouts are in it."
 
 
-class RunSerializer(serializers.ModelSerializer[Run]):
+class RunSerializer(LimitedSerializer, serializers.ModelSerializer[Run]):
     policy = serializers.CharField(source="policy.name", read_only=True)
 
     class Meta:
         model = Run
-        fields = ["id", "name", "policy", "priority", "settings", "created_at", "cancelled_at"]
+        fields = ["id", "name", "policy", "priority", "settings", "created_at", "cancelled_at", *LIMITED_FIELDS]
         read_only_fields = fields
 
 
@@ -122,6 +124,8 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
             "init_seconds",
             "run_seconds",
             "eval_seconds",
+            "events_pruned_at",
+            "trajectory_pruned_at",
         ]
         read_only_fields = fields
 
@@ -147,11 +151,17 @@ class AttemptSerializer(serializers.ModelSerializer[Attempt]):
 
 
 class RolloutDetailSerializer(RolloutSerializer):
+    """With `excerpts` in its context, large artefacts are only excerpts."""
+
+    artefacts = serializers.SerializerMethodField(help_text="What RUN left for evaluation.")
     attempts = AttemptSerializer(many=True, read_only=True)
 
     class Meta(RolloutSerializer.Meta):
         fields = [*RolloutSerializer.Meta.fields, "artefacts", "attempts"]
         read_only_fields = fields
+
+    def get_artefacts(self, rollout: Rollout) -> dict[str, Any]:
+        return dict(rollout.artefacts if self.context.get("excerpts") else whole_artefacts(rollout))
 
 
 class RolloutEventSerializer(serializers.ModelSerializer[RolloutEvent]):

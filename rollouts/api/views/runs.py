@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, ListView, find
-from rollouts.api.bodies import NewGroups, NewRun
+from rollouts.api.bodies import NewGroups, NewRun, RunChange
 from rollouts.api.idempotency import idempotent
 from rollouts.api.queries import PageQuery
 from rollouts.api.schema import documented, page_of
@@ -24,6 +24,7 @@ from rollouts.api.serializers.runs import (
 from rollouts.models import Group
 from rollouts.selectors import rollouts as selectors
 from rollouts.services import submit
+from rollouts.services.budgets import change_limits
 from rollouts.services.cancel import cancel_rollouts
 
 
@@ -38,7 +39,12 @@ class RunList(ListView):
         body = self.body(NewRun)
         settings = body.settings.model_dump(mode="json", exclude_unset=True)
         run = submit.create_run(
-            project=self.project, name=body.name, policy=body.policy, priority=body.priority, settings=settings
+            project=self.project,
+            name=body.name,
+            policy=body.policy,
+            priority=body.priority,
+            settings=settings,
+            limits=body.limits.model_dump(),
         )
         return Response(RunSerializer(run).data, status=201)
 
@@ -48,6 +54,12 @@ class RunDetail(ApiView):
     def get(self, request: Request, id: UUID) -> Response:
         run = find(selectors.runs_of(self.project), id)
         return Response(RunDetailSerializer(run, context={"counts": selectors.run_counts(run)}).data)
+
+    @documented("change_run", "Change limits of a run", RunSerializer, body=RunChange)
+    def patch(self, request: Request, id: UUID) -> Response:
+        run = find(selectors.runs_of(self.project), id)
+        change_limits(owner=run, limits=self.body(RunChange).limits.model_dump(exclude_unset=True))
+        return Response(RunSerializer(run).data)
 
 
 class RunCancel(ApiView):
