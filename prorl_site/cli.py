@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -33,6 +34,20 @@ def demo(leave: bool = typer.Option(False, "--exit", help="Stop when the job is 
     from prorl_site.demo.main import demo as run_demo
 
     raise typer.Exit(run_demo(stay=not leave))
+
+
+@app.command()
+def prune(dry_run: bool = typer.Option(False, "--dry-run", help="Only say how much would go.")) -> None:
+    """Remove now what is older than its project keeps it, and blobs that nothing refers to."""
+    _manage("prune", *(["--dry-run"] if dry_run else []))
+
+
+def _manage(*arguments: str) -> None:
+    """Run a management command; what it refuses is said without a traceback, with exit code 1."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(["prorl", *arguments])
 
 
 def main() -> None:
