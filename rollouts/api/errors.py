@@ -18,6 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from rollouts.api.problems import KINDS, Problem, document
+from rollouts.models import BlobUnreadable
 from rollouts.services.errors import BudgetExhausted, Refused, TooManyQueued
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ def _as_problem(error: Exception) -> Problem | None:
         case OperationalError():
             logger.warning("the database does not answer: %s", error)
             return Problem("unavailable", "The database does not answer.")
+        case BlobUnreadable():
+            logger.error("%s", error)
+            return Problem("unavailable", f"The {error}.")
         case Http404() | exceptions.NotFound():
             return Problem("not_found", _NO_SUCH_THING)
         case exceptions.NotAuthenticated():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.core.files.storage import Storage, storages
 from django.db import models
@@ -59,6 +60,10 @@ class Blob(models.Model):
     def text(self) -> str:
         """The content of a blob that was made of text."""
         return self.content().decode()
+
+    def json(self) -> Any:
+        """The content of a blob that was made of a JSON value."""
+        return json.loads(self.content())
 
 
 def blob_storage() -> Storage:

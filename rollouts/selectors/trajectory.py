@@ -12,6 +12,7 @@ from django.db.models import F, QuerySet
 from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct
 from rollouts.llm.types import ModelCallRecord
 from rollouts.models import Message, ModelCall, Rollout, ToolCall
+from rollouts.selectors.storage import whole_output
 
 _Row = TypeVar("_Row", Message, ModelCall, ToolCall)
 
@@ -36,14 +37,19 @@ class Trajectory:
         return reconstruct(map(_record, self.model_calls))
 
 
-def trajectories(rollouts: Sequence[Rollout]) -> dict[UUID, Trajectory]:
-    """The trajectories of several rollouts in three queries. A rollout that has not run yet has an empty one."""
+def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict[UUID, Trajectory]:
+    """The trajectories of several rollouts in three queries. A rollout that has not run yet has an empty one.
+
+    Large tool outputs are read from the blob storage unless `excerpts` of them will do. Raises `BlobUnreadable`.
+    """
     found = {rollout.id: Trajectory(rollout) for rollout in rollouts}
     for message in _newest(Message, found).order_by("rollout_id", "index"):
         found[message.rollout_id].messages.append(message)
     for call in _newest(ModelCall, found).order_by("rollout_id", "turn"):
         found[call.rollout_id].model_calls.append(call)
-    for tool_call in _newest(ToolCall, found).order_by("rollout_id", "turn", "index"):
+    for tool_call in _newest(ToolCall, found).select_related("output_blob").order_by("rollout_id", "turn", "index"):
+        if not excerpts:
+            tool_call.output = whole_output(tool_call)
         found[tool_call.rollout_id].tool_calls.append(tool_call)
     return found
 

@@ -131,7 +131,7 @@ def _excerpt(value: Any) -> Any:
 
 def read_artefacts(digest: str) -> Any:
     """Artefacts that had become a blob. Raises `BlobUnreadable`."""
-    return json.loads(Blob.objects.get(sha256=digest).text())
+    return Blob.objects.get(sha256=digest).json()
 
 
 # --- Cleaning ---------------------------------------------------------------------------------------------------------------

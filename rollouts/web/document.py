@@ -14,15 +14,18 @@ _ARRAYS = ("sampled_ids", "logprobs")
 
 
 def rollout_document(rollout: Rollout, *, tokens: bool) -> dict[str, Any]:
-    """The rollout, its rewards, and the trajectory of its newest attempt. Without `tokens`, token arrays are left out."""
-    trajectory = trajectory_json(trajectories([rollout])[rollout.pk])
+    """The rollout, its rewards, and the trajectory of its newest attempt.
+
+    Without `tokens`, token arrays are left out and large values are excerpts. With them it raises `BlobUnreadable`.
+    """
+    trajectory = trajectory_json(trajectories([rollout], excerpts=not tokens)[rollout.pk])
     if not tokens:
         del trajectory["segments"]
         for call in trajectory["model_calls"]:
             for name in _ARRAYS:
                 del call[name]
     return {
-        "rollout": RolloutDetailSerializer(rollout).data,
+        "rollout": RolloutDetailSerializer(rollout, context={"excerpts": not tokens}).data,
         "rewards": RewardSerializer(rewards_of(rollout), many=True).data,
         "trajectory": trajectory,
     }

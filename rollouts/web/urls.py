@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from .views import home, rollout, rollouts, runs
+from .views import downloads, home, rollout, rollouts, runs
 
 urlpatterns = [
     path("", home.overview, name="home"),
@@ -27,5 +27,10 @@ urlpatterns = [
     path("rollouts/<uuid:rollout_id>/events/", rollout.events, name="rollout-events"),
     path("rollouts/<uuid:rollout_id>/attempts/", rollout.attempts, name="rollout-attempts"),
     path("rollouts/<uuid:rollout_id>/raw/", rollout.raw, name="rollout-raw"),
-    path("rollouts/<uuid:rollout_id>/rollout.json", rollout.download, name="rollout-json"),
+    path("rollouts/<uuid:rollout_id>/rollout.json", downloads.rollout_json, name="rollout-json"),
+    path(
+        "rollouts/<uuid:rollout_id>/turns/<int:turn>/calls/<int:index>/output.txt",
+        downloads.tool_output,
+        name="rollout-tool-output",
+    ),
 ]

@@ -36,7 +36,7 @@ class RolloutList(ListView):
 class RolloutDetail(ApiView):
     @documented("get_rollout", "A rollout with its attempts and artefacts", RolloutDetailSerializer)
     def get(self, request: Request, id: UUID) -> Response:
-        rollout = find(rollouts_of(self.project).defer(None).prefetch_related("attempts"), id)
+        rollout = find(rollouts_of(self.project).defer(None).select_related("artefacts_blob").prefetch_related("attempts"), id)
         return Response(RolloutDetailSerializer(rollout).data)
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -140,17 +140,6 @@ def raw(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     """The rollout as JSON, without token arrays."""
     rollout = _rollout(request, rollout_id)
     return _page(request, rollout, "raw", document=rollout_document(rollout, tokens=False))
-
-
-@require_safe
-@login_required
-def download(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
-    """The rollout as a JSON file, token arrays included."""
-    rollout = _rollout(request, rollout_id)
-    response = JsonResponse(rollout_document(rollout, tokens=True), json_dumps_params={"ensure_ascii": False})
-    response.headers["Content-Disposition"] = f'attachment; filename="rollout-{rollout.pk}.json"'
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -1,0 +1,59 @@
+"""Files made of a rollout. They may be large, and what lies in the blob storage is read here and on no page."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.http import require_safe
+
+from rollouts.models import BlobUnreadable, Rollout
+from rollouts.selectors.dashboard import rollouts_of
+from rollouts.selectors.storage import tool_call_of, whole_output
+from rollouts.web.access import visible_or_404, visible_projects
+from rollouts.web.document import rollout_document
+
+logger = logging.getLogger(__name__)
+
+
+def _download(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """For members only, never shown in the browser, and with a plain word when the blob storage fails."""
+
+    @require_safe
+    @login_required
+    @functools.wraps(view)
+    def wrapped(request: HttpRequest, rollout_id: UUID, **place: int) -> HttpResponse:
+        rollouts = rollouts_of(visible_projects(request)).defer(None).select_related("artefacts_blob")
+        rollout: Rollout = visible_or_404(request, rollouts, pk=rollout_id)
+        try:
+            response = view(rollout, **place)
+        except BlobUnreadable as error:
+            logger.error("%s", error)
+            return HttpResponse(f"The {error}.", status=503, content_type="text/plain; charset=utf-8")
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    return wrapped
+
+
+@_download
+def rollout_json(rollout: Rollout) -> HttpResponse:
+    """The rollout with token arrays, whole outputs and artefacts."""
+    response = JsonResponse(rollout_document(rollout, tokens=True), json_dumps_params={"ensure_ascii": False})
+    response.headers["Content-Disposition"] = f'attachment; filename="rollout-{rollout.pk}.json"'
+    return response
+
+
+@_download
+def tool_output(rollout: Rollout, turn: int, index: int) -> HttpResponse:
+    """All that a tool call of the newest attempt printed."""
+    call = tool_call_of(rollout, turn, index)
+    if call is None:
+        raise Http404
+    response = HttpResponse(whole_output(call), content_type="text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="output-{rollout.pk}-{turn}-{index}.txt"'
+    return response
