@@ -44,7 +44,7 @@ class Deliverer:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self.stop)
         async with Poster(allow_private=settings.WEBHOOK_ALLOW_PRIVATE) as self._poster:
             while not self._stopping:
                 self._wake.clear()
@@ -59,7 +59,7 @@ class Deliverer:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._database.close()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._stopping = True
         self._wake.set()
 
