@@ -28,19 +28,20 @@ _FREE = Q(lease_owner=None, hinted_at=None, not_before=None)
 class Rollout(models.Model):
     """One episode. Written only by `rollouts.services`, always guarded by state, attempt and lease."""
 
+    # No foreign key has Django's own index: a move writes every index of the table, so each is chosen below.
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    project = models.ForeignKey(Project, models.CASCADE, related_name="rollouts")
-    run = models.ForeignKey(Run, models.CASCADE, related_name="rollouts")
-    group = models.ForeignKey(Group, models.CASCADE, related_name="rollouts")
-    task = models.ForeignKey(Task, models.PROTECT, related_name="rollouts")
-    environment = models.ForeignKey(Environment, models.PROTECT, related_name="rollouts")
+    project = models.ForeignKey(Project, models.CASCADE, related_name="rollouts", db_index=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="rollouts", db_index=False)
+    group = models.ForeignKey(Group, models.CASCADE, related_name="rollouts", db_index=False)
+    task = models.ForeignKey(Task, models.PROTECT, related_name="rollouts", db_index=False)
+    environment = models.ForeignKey(Environment, models.PROTECT, related_name="rollouts", db_index=False)
     index = models.PositiveSmallIntegerField(help_text="Place in its group, from 0.")
     priority = models.PositiveSmallIntegerField(default=50)
 
     state = models.CharField(max_length=12, choices=choices(State), default=State.QUEUED.value)
     attempt = models.PositiveIntegerField(default=0, help_text="Fencing number; 0 before the first claim.")
     infra_retries = models.PositiveIntegerField(default=0, help_text="Attempts given up for the infrastructure's fault.")
-    lease_owner = models.ForeignKey(WorkerProcess, models.PROTECT, null=True, related_name="held")
+    lease_owner = models.ForeignKey(WorkerProcess, models.PROTECT, null=True, related_name="held", db_index=False)
     cancel_requested_at = models.DateTimeField(null=True)
     cancel_cause = models.CharField(
         max_length=30, blank=True, choices=choices(Cause), help_text="Why its cancel was asked; empty when somebody did."
@@ -53,7 +54,7 @@ class Rollout(models.Model):
 
     node = models.CharField(max_length=100, blank=True, help_text="The node that holds its sandbox, or is asked to make it.")
     sandbox_name = models.CharField(max_length=100, blank=True)
-    llm_server = models.ForeignKey(LLMServer, models.SET_NULL, null=True, related_name="rollouts")
+    llm_server = models.ForeignKey(LLMServer, models.SET_NULL, null=True, related_name="rollouts", db_index=False)
     policy_version = models.PositiveIntegerField(null=True, help_text="Of the last model call.")
 
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -117,6 +118,7 @@ class Rollout(models.Model):
             models.Index(
                 fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])
             ),
+            models.Index(fields=["llm_server"], name="rollout_on_server", condition=Q(state=State.RUNNING.value)),
             models.Index(fields=["lease_owner"], name="rollout_held", condition=Q(lease_owner__isnull=False)),
             models.Index(
                 fields=["id"], name="rollout_cancelling", condition=Q(cancel_requested_at__isnull=False, finished_at=None)
@@ -134,8 +136,27 @@ class Rollout(models.Model):
                 condition=Q(finished_at__isnull=False, events_pruned_at=None),
             ),
             models.Index(fields=["artefacts_blob"], name="rollout_blob", condition=Q(artefacts_blob__isnull=False)),
+            # What lists are narrowed by (benchmarks/list.py): equal values in the order of the list, whatever their share.
             models.Index(fields=["project", "-id"], name="rollout_list"),
-            models.Index(fields=["run", "state", "-id"], name="rollout_run_list"),
+            models.Index(fields=["project", "state", "-id"], name="rollout_by_state"),
+            models.Index(fields=["run", "-id"], name="rollout_run_list"),
+            models.Index(fields=["run", "state", "-id"], name="rollout_run_by_state"),
+            models.Index(fields=["environment", "-id"], name="rollout_by_environment"),
+            models.Index(fields=["task", "-id"], name="rollout_by_task"),
+            models.Index(fields=["project", "node", "-id"], name="rollout_by_node", condition=~Q(node="")),
+            models.Index(
+                fields=["project", "termination_cause", "-id"], name="rollout_by_cause", condition=~Q(termination_cause="")
+            ),
+            models.Index(
+                fields=["project", "termination_blame", "-id"], name="rollout_by_blame", condition=~Q(termination_blame="")
+            ),
+            models.Index(fields=["project", "fidelity", "-id"], name="rollout_by_fidelity", condition=~Q(fidelity="")),
+            models.Index(
+                fields=["project", "policy_version", "-id"],
+                name="rollout_by_version",
+                condition=Q(policy_version__isnull=False),
+            ),
+            models.Index(fields=["project", "reward"], name="rollout_by_reward", condition=Q(reward__isnull=False)),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["group", "index"], name="rollout_place_in_group_once"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, TextField
+from django.db.models import Count, TextField
 from django.db.models.functions import Cast
 
 from rollouts.lifecycle import STAGES, EventKind, Stage, State
@@ -26,6 +26,8 @@ class Claim:
     """A rollout in the hands of one worker process, and all that its stage needs. Later writes are guarded by it."""
 
     rollout_id: UUID
+    run_id: UUID
+    project_id: UUID
     attempt: int
     owner: UUID
     stage: Stage
@@ -96,14 +98,16 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
         Rollout.objects.filter(id__in=ids)
         .select_related("environment", "task", "llm_server__policy")
         .only(
-            *("attempt", "sandbox_name", "artefacts", "artefacts_blob", "termination_cause", "task__payload"),
-            *("environment__handler", "environment__config", "llm_server", "llm_server__policy__name"),
+            *("run_id", "project_id", "attempt", "sandbox_name", "artefacts", "artefacts_blob", "termination_cause"),
+            *("task__payload", "environment__handler", "environment__config", "llm_server", "llm_server__policy__name"),
         )
         .annotate(run_settings=Cast("run__settings", TextField()))
     )
     return [
         Claim(
             rollout_id=rollout.id,
+            run_id=rollout.run_id,
+            project_id=rollout.project_id,
             attempt=rollout.attempt,
             owner=owner,
             stage=stage,
@@ -135,13 +139,10 @@ def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     that no server has room for is left out.
     """
     waiting = list(Rollout.objects.filter(id__in=rollout_ids).values_list("id", "group_id", "run__policy_id"))
-    running = Q(rollouts__state=State.RUNNING.value)
-    servers = list(
-        LLMServer.objects.filter(policy_id__in={policy for *_, policy in waiting}, state=LLMServer.Health.LIVE)
-        .annotate(busy=Count("rollouts", filter=running))
-        .values("id", "policy_id", "capacity", "busy")
-        .order_by("id")
-    )
+    live = LLMServer.objects.filter(policy_id__in={policy for *_, policy in waiting}, state=LLMServer.Health.LIVE)
+    servers = list(live.values("id", "policy_id", "capacity").order_by("id"))
+    on_servers = Rollout.objects.filter(llm_server_id__in=[s["id"] for s in servers], state=State.RUNNING.value)
+    busy = Counter(dict(on_servers.order_by().values_list("llm_server_id").annotate(Count("id"))))
     in_group = Counter(
         Rollout.objects.filter(group_id__in={group for _, group, _ in waiting}, state=State.RUNNING.value).values_list(
             "group_id", "llm_server_id"
@@ -149,11 +150,11 @@ def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     )
     chosen = {}
     for rollout_id, group, policy in waiting:
-        free = [s for s in servers if s["policy_id"] == policy and s["busy"] < s["capacity"]]
+        free = [s for s in servers if s["policy_id"] == policy and busy[s["id"]] < s["capacity"]]
         if not free:
             continue
-        best = min(free, key=lambda s: (-in_group[group, s["id"]], s["busy"] / s["capacity"]))
-        best["busy"] += 1
+        best = min(free, key=lambda s: (-in_group[group, s["id"]], busy[s["id"]] / s["capacity"]))
+        busy[best["id"]] += 1
         in_group[group, best["id"]] += 1
         chosen[rollout_id] = best["id"]
     return chosen
