@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 from sandboxes.broker.framing import MAX_PAYLOAD, FrameError, FrameReader, encode
@@ -66,6 +67,10 @@ class BrokerSession(asyncio.Protocol):
             truncated_bytes=int(header["truncated_bytes"]),
             restarted=bool(header["restarted"]),
         )
+
+    async def set_env(self, variables: Mapping[str, str]) -> None:
+        """At most 4096 bytes, names and values together. Raises SandboxProtocolError for what is no name or text."""
+        await self._request("env", variables=dict(variables))
 
     async def read_file(self, path: str, *, max_bytes: int = 10 * 1024 * 1024) -> bytes:
         """The whole file. Raises SandboxFileError, also when it has more than `max_bytes`."""

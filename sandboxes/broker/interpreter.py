@@ -58,7 +58,7 @@ class Interpreter(Tool):
             # Through a file, as a socket would make the broker wait for a worker that does not read.
             os.ftruncate(self._source, 0)
             os.pwrite(self._source, text.encode(), 0)
-            self._channel.sendall(encode({}))
+            self._channel.sendall(encode({"env": self._news}))
 
     def _send_interrupt(self, pid: int, since: Moment) -> None:
         send(pid, signal.SIGINT)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_UNSENT = 2 * MAX_FRAME
 _MAX_TIMEOUT = 7 * 24 * 3600.0
+_MAX_ENV_BYTES = 4096  # far below what a pipe takes without a reader
 
 
 class BadRequest(Exception):
@@ -38,6 +39,7 @@ class Server:
         self.tools["python"] = Interpreter(loop, settings, siblings)
         siblings.extend(self.tools.values())
         self.max_file_bytes = settings.max_file_bytes
+        self._env = settings.env
         self._listener = listener
         self._dead_man = dead_man
         self._connections: set[Connection] = set()
@@ -45,6 +47,12 @@ class Server:
         listener.setblocking(False)
         loop.watch(listener.fileno(), self._on_connection)
         self._arm_dead_man()
+
+    def set_env(self, variables: dict[str, str]) -> None:
+        """For every command and cell from now on."""
+        self._env.update(variables)
+        for tool in self.tools.values():
+            tool.note_env(variables)
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -130,6 +138,9 @@ class Connection:
         if verb == "write":
             files.write(_path(header), payload, self._server.max_file_bytes)
             return {}, b""
+        if verb == "env":
+            self._server.set_env(_variables(header))
+            return {}, b""
         if verb == "list":
             return {"entries": files.list_directory(_path(header))}, b""
         raise BadRequest(f"unknown verb {verb!r}")
@@ -192,3 +203,18 @@ def _number(header: dict[str, Any], key: str, most: float) -> float:
     if type(value) not in (int, float) or not 0 < value <= most:
         raise BadRequest(f"{key} is a number above 0 and at most {most:g}")
     return float(value)
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _variables(header: dict[str, Any]) -> dict[str, str]:
+    given: Any = header.get("variables")
+    variables: dict[str, Any] = given if isinstance(given, dict) else {"": None}
+    for name, value in variables.items():
+        if not (name.isascii() and name.isidentifier() and isinstance(value, str) and _is_text(value)):
+            raise BadRequest("variables map names to texts without NUL")
+    if sum(len(name) + len(value.encode()) for name, value in variables.items()) > _MAX_ENV_BYTES:
+        raise BadRequest(f"variables take at most {_MAX_ENV_BYTES} bytes together")
+    return variables

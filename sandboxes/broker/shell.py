@@ -74,7 +74,7 @@ class Shell(Tool):
         os.ftruncate(self._command, 0)
         os.pwrite(self._command, data, 0)
         os.lseek(self._command, 0, os.SEEK_SET)  # the offset is shared with bash
-        os.write(self._lines, _RUN)
+        os.write(self._lines, b"".join(_export(name, value) for name, value in self._news.items()) + _RUN)
 
     def _send_interrupt(self, pid: int, since: Moment) -> None:
         # The shell first: it must know of the interrupt when it learns that its child died of one.
@@ -110,3 +110,8 @@ class Shell(Tool):
         if self.pid is not None:
             with contextlib.suppress(OSError):  # it ended just now: the last known directory has to do
                 self.cwd = working_directory(self.pid)
+
+
+def _export(name: str, value: str) -> bytes:
+    quoted = value.replace("'", "'\\''")
+    return f"\\builtin export {name}='{quoted}'\n".encode()

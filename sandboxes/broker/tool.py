@@ -35,7 +35,7 @@ class Settings:
     """What every child process of the broker gets."""
 
     def __init__(self, limits: Mapping[str, int], env: Mapping[str, str]) -> None:
-        self.env = env
+        self.env = dict(env)
         self.rlimits = rlimits(limits)
         self.output_bytes = limits["output_bytes"]
         self.max_file_bytes = limits["file_size_mb"] * 1024 * 1024
@@ -63,6 +63,7 @@ class Tool:
         self._started = 0.0
         self._since: Moment | None = None
         self.pid: int | None = None
+        self._news: dict[str, str] = {}  # environment variables that the running child has not been told of
         self.cwd = settings.env.get("HOME", "/")
 
     def submit(self, job: Job) -> None:
@@ -78,6 +79,11 @@ class Tool:
             self._waiting.remove(job)
             job.answer({"failure": {"kind": "cancelled", "message": "cancelled before it started"}}, b"")
 
+    def note_env(self, variables: Mapping[str, str]) -> None:
+        """These were set in the common settings: a running child learns them with its next job."""
+        if self.pid is not None:
+            self._news.update(variables)
+
     # What subclasses provide.
 
     def _start_child(self, output: int) -> int:
@@ -85,7 +91,7 @@ class Tool:
         raise NotImplementedError
 
     def _hand_over(self, text: str) -> None:
-        """Make the child work on `text`."""
+        """Make the child work on `text`, after it has taken over `_news` into its environment."""
         raise NotImplementedError
 
     def _send_interrupt(self, pid: int, since: Moment) -> None:
@@ -119,10 +125,12 @@ class Tool:
         if self._output is None:
             self._output = OutputPipe(self._loop, self._settings.output_bytes)
         if self.pid is None:
+            self._news.clear()
             self.pid = self._start_child(self._output.writer)
             self._loop.on_exit(self.pid, self._on_exit)
         self._since = Moment()
         self._hand_over(job.text)
+        self._news.clear()
         self._timer = self._loop.call_later(job.timeout, self._on_timeout)
 
     def _on_timeout(self) -> None:

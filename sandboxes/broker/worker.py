@@ -1,7 +1,7 @@
 """The persistent Python behind the `python` verb: what runs in the interpreter process.
 
-For each frame on CELL_CHANNEL it runs the cell in CELL_SOURCE, all in one `__main__` module, and answers with a frame
-`{"value": repr or null, "error": traceback or null}`. Output goes to the process's own stdout and stderr, so that of its child
+For each frame `{"env": new variables}` on CELL_CHANNEL it runs the cell in CELL_SOURCE, all in one `__main__` module, and answers
+with a frame `{"value": repr or null, "error": traceback or null}`. Output goes to the process's own stdout and stderr, so that of its child
 processes is captured as well.
 """
 
@@ -91,7 +91,8 @@ def main(text_limit: int) -> None:
     frames = FrameReader()
     own_pid = os.getpid()
     while data := channel.recv(4096):
-        for _ in frames.feed(data):
+        for request, _ in frames.feed(data):
+            os.environ.update(request["env"])
             source = os.pread(CELL_SOURCE, os.fstat(CELL_SOURCE).st_size, 0).decode()
             report = cells.run(source)
             if os.getpid() != own_pid:

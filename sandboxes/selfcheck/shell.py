@@ -93,6 +93,22 @@ async def runs_long_commands(bench: Bench) -> None:
         expect_output(result, f"{len(text) + 1}\n")
 
 
+@check("variables set from outside reach commands and cells, running shells and new ones, whatever they contain")
+async def takes_variables(bench: Bench) -> None:
+    odd = 'it\'s $HOME `x`\\ "é"\nline'
+    async with bench.sandbox() as session:
+        await session.set_env({"BEFORE": odd})
+        expect_output(await session.bash('printf %s "$BEFORE"', timeout=5), odd)
+        await session.set_env({"LATER": odd, "BEFORE": "2"})
+        expect_output(await session.bash('printf %s "$BEFORE$LATER"', timeout=5), "2" + odd)
+        expect_output(await session.bash("env | grep -c ^BEFORE=2", timeout=5), "1\n")
+        await session.bash("exit", timeout=5)
+        expect_output(await session.bash('printf %s "$BEFORE$LATER"', timeout=5), "2" + odd)
+        expect_equal((await session.python("import os\nos.environ['LATER']", timeout=10)).value, repr(odd), "in a cell")
+        await session.set_env({"LATER": "3"})
+        expect_equal((await session.python("os.environ['LATER']", timeout=10)).value, "'3'", "in the next cell")
+
+
 @check("concurrent commands queue up in order; shell and interpreter work side by side")
 async def queues_commands(bench: Bench) -> None:
     async with bench.sandbox() as session:

@@ -140,3 +140,12 @@ async def test_descriptors_do_not_leak_when_tools_restart(broker: subprocess.Pop
     for _ in range(5):
         after = await restart_both()
     assert after == before
+
+
+@pytest.mark.parametrize(
+    "variables", [{"1A": "x"}, {"": "x"}, {"A-B": "x"}, {"A": "nul \0"}, {"A": "half \ud800"}, {"A": "x" * 5000}, {"A": 1}]
+)
+async def test_variables_that_cannot_be_set_are_refused(session: BrokerSession, variables: dict[str, str]) -> None:
+    with pytest.raises(SandboxProtocolError, match="variables"):
+        await session.set_env(variables)
+    assert (await session.bash("echo here", timeout=5)).output == "here\n"
