@@ -76,6 +76,12 @@ def classify(exc: Exception, phase: Phase) -> Failure:
     )
 
 
+def stuck(phase: Phase) -> Failure:
+    """A stage went on far beyond its deadline: something in it does not let itself be interrupted."""
+    detail = "it went on far past its deadline, so something in it ignores being interrupted or blocks its thread"
+    return Failure(Termination(phase, Cause.STAGE_TIMEOUT, detail), retryable=True, traceback="")
+
+
 def describe(exc: BaseException) -> str:
     """One line about an exception, at most 500 characters long."""
     first_line = next(iter(str(exc).splitlines()), "")

@@ -1,30 +1,39 @@
-"""Which waiting rollouts should be hinted to workers now. The order is decided here; workers only follow hints."""
+"""Which waiting rollouts are hinted to workers now. The order is decided here; workers only follow hints.
+
+A round costs the same few statements whatever is queued and however much is hinted: the load, the waiting rollouts that might
+go (as many as there is room for, each list the head of an index), and one UPDATE that marks the chosen ones.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import datetime, timedelta
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count, Q, QuerySet, Sum
-from django.utils import timezone
 
-from rollouts.lifecycle import ACTIVE, Stage, State
-from rollouts.models import LLMServer, Rollout, WorkerProcess
+from rollouts.lifecycle import STAGES, Stage, State
+from rollouts.scheduling.load import Load, read_load
+from rollouts.scheduling.order import Candidate, WaitingRun, starts
 
-# How many waiting rollouts of one project, node or policy are looked at in one round.
-_WINDOW = 256
+from .transition import DISPATCH_CHANNEL
+
+# So many rollouts of a message are claimed by one statement; more would go to one worker process while others have room.
+MESSAGE_SIZE = 16
+# How many READY rollouts of a node are looked at: those whose LLM servers are full are passed over.
+_WINDOW = 1024
 
 
 class Hint(NamedTuple):
-    """One message to publish."""
+    """One message: rollouts that a worker of this stage on this node may claim."""
 
     stage: Stage
-    node: str  # empty: any node
-    rollout_id: UUID
+    node: str
+    rollout_ids: list[UUID]
 
     @property
     def queue(self) -> str:
@@ -32,128 +41,193 @@ class Hint(NamedTuple):
 
 
 def queue_name(stage: Stage, node: str) -> str:
-    """INIT has one shared queue; RUN and EVAL go to the node that holds the sandbox."""
-    return f"rollouts.{stage.value}" if stage is Stage.INIT else f"rollouts.{stage.value}.{node}"
+    """Each stage of each node has its own queue: where a rollout starts is decided by the room there, and there it stays."""
+    return f"rollouts.{stage.value}.{node}"
+
+
+class _Choice(NamedTuple):
+    stage: Stage
+    node: str
+    rollout_id: UUID
 
 
 def due_hints() -> list[Hint]:
-    """Choose and mark what to hint. A hint that nobody took within `HINT_TIMEOUT_SECONDS` becomes due again."""
-    now = timezone.now()
-    stale = now - timedelta(seconds=settings.HINT_TIMEOUT_SECONDS)
-    capacity = _capacity_by_stage_and_node()
-    chosen = [
-        *_for_evaluation(capacity, now, stale),
-        *_for_running(capacity, now, stale),
-        *_for_initializing(capacity, now, stale),
-    ]
-    return [hint for hint in chosen if _mark(hint, now, stale)]
+    """Choose and mark what to hint."""
+    load = read_load()
+    processes = {(node.name, stage): node.stages[stage].processes for node in load.nodes.values() for stage in Stage}
+    marked = _mark([*_handed_on(load), *_starting(load)])
+    return list(_messages(marked, processes))
 
 
-def _mark(hint: Hint, now: datetime, stale: datetime) -> bool:
-    waiting = _due(Rollout.objects.filter(id=hint.rollout_id, lease_owner=None), now, stale)
-    return bool(waiting.update(hinted_at=now))
+def _messages(choices: Iterable[_Choice], processes: dict[tuple[str, Stage], int]) -> Iterator[Hint]:
+    """Share out a queue's rollouts so that each of its worker processes can get a message."""
+    for (stage, node), of_queue in itertools.groupby(sorted(choices, key=itemgetter(0, 1)), key=itemgetter(0, 1)):
+        ids = [choice.rollout_id for choice in of_queue]
+        share = -(-len(ids) // max(1, processes[node, stage]))
+        size = min(share, MESSAGE_SIZE)
+        for begin in range(0, len(ids), size):
+            yield Hint(stage, node, ids[begin : begin + size])
 
 
-def _due(rollouts: QuerySet[Rollout], now: datetime, stale: datetime) -> QuerySet[Rollout]:
-    return rollouts.filter(Q(hinted_at=None) | Q(hinted_at__lt=stale), Q(not_before=None) | Q(not_before__lte=now))
+# --- RUN and EVAL ----------------------------------------------------------------------------------------------------------
 
-
-def _capacity_by_stage_and_node() -> Counter[tuple[str, str]]:
-    live = WorkerProcess.objects.filter(lost_at=None, stopped_at=None)
-    return Counter(
-        {(r["stage"], r["node"]): r["total"] for r in live.values("stage", "node").annotate(total=Sum("concurrency"))}
-    )
-
-
-def _hinted(state: State, stale: datetime) -> QuerySet[Rollout]:
-    """Waiting rollouts whose hint is still on its way."""
-    return Rollout.objects.filter(state=state.value, lease_owner=None, hinted_at__gte=stale)
-
-
-def _for_evaluation(capacity: Counter[tuple[str, str]], now: datetime, stale: datetime) -> list[Hint]:
-    """To the rollout's own node while it has an EVAL worker, else to any that has room (the artefacts are stored)."""
-    room = Counter({node: slots for (stage, node), slots in capacity.items() if stage == Stage.EVAL.value})
-    evaluating = Rollout.objects.filter(state=State.EVALUATING.value)
-    room.subtract(Counter(evaluating.filter(lease_owner__isnull=False).values_list("lease_owner__node", flat=True)))
-    room.subtract(Counter(_hinted(State.EVALUATING, stale).values_list("node", flat=True)))
-    waiting = _due(evaluating.filter(lease_owner=None), now, stale).order_by("-priority", "id")[:_WINDOW]
-    hints = []
-    for rollout_id, home in waiting.values_list("id", "node"):
-        has_worker = (Stage.EVAL.value, home) in capacity
-        node = home if has_worker else max(room, key=lambda name: room[name], default="")
-        if room[node] > 0:
-            room[node] -= 1
-            hints.append(Hint(Stage.EVAL, node, rollout_id))
-    return hints
-
-
-def _for_running(capacity: Counter[tuple[str, str]], now: datetime, stale: datetime) -> list[Hint]:
-    """As many as the node's RUN workers and the policy's live LLM servers have room for."""
-    ready, running = Q(state=State.READY.value), Q(state=State.RUNNING.value)
-    on_its_way = Q(ready, hinted_at__gte=stale)
-    room = Counter({node: slots for (stage, node), slots in capacity.items() if stage == Stage.RUN.value})
-    servers = _server_room()
-    taken = Rollout.objects.filter(running | on_its_way).values("node", "run__policy_id").annotate(count=Count("id"))
-    for row in taken:
-        room[row["node"]] -= row["count"]
-        servers[row["run__policy_id"]] -= row["count"]
-    waiting = _due(Rollout.objects.filter(ready), now, stale).order_by("-priority", "id")[:_WINDOW]
-    hints = []
-    for rollout_id, node, policy_id in waiting.values_list("id", "node", "run__policy_id"):
-        if room[node] > 0 and servers[policy_id] > 0:
-            room[node] -= 1
-            servers[policy_id] -= 1
-            hints.append(Hint(Stage.RUN, node, rollout_id))
-    return hints
-
-
-def _server_room() -> Counter[UUID]:
-    """Capacity of the live LLM servers of each policy."""
-    live = LLMServer.objects.filter(state=LLMServer.Health.LIVE)
-    return Counter({row["policy_id"]: row["total"] for row in live.values("policy_id").annotate(total=Sum("capacity"))})
-
-
-def _for_initializing(capacity: Counter[tuple[str, str]], now: datetime, stale: datetime) -> list[Hint]:
-    """Up to the INIT workers' room, and never so many that more than `READY_BUFFER` sandboxes would wait for RUN."""
-    slots = Counter[str]()
-    for (stage, _), concurrency in capacity.items():
-        slots[stage] += concurrency
-    active = Rollout.objects.filter(state__in=[state.value for state in ACTIVE])
-    states = Counter({row["state"]: row["count"] for row in active.values("state").annotate(count=Count("id"))})
-    if not slots[Stage.RUN.value]:
-        return []  # sandboxes that nobody would use
-    started = states[State.INITIALIZING.value] + _hinted(State.QUEUED, stale).count()
-    ahead_of_run = started + states[State.READY.value] + states[State.RUNNING.value]
-    room = min(slots[Stage.INIT.value] - started, slots[Stage.RUN.value] + settings.READY_BUFFER - ahead_of_run)
-    return [Hint(Stage.INIT, "", rollout_id) for rollout_id in _fair_order(stale)[: max(room, 0)]]
-
-
-# The first rollouts of each project that may start now: of projects, the one with the fewest rollouts in flight is next.
-_FAIR = """
-SELECT q.id FROM (
-    SELECT p.id AS project_id,
-           (SELECT count(*) FROM rollouts_rollout r
-            WHERE r.project_id = p.id AND r.state IN ('initializing', 'ready', 'running')) AS in_flight
-    FROM rollouts_project p
-) share
+_HEADS = """
+SELECT place.state, place.node, r.id, run.policy_id
+FROM unnest(%(states)s::text[], %(nodes)s::text[], %(limits)s::int[]) WITH ORDINALITY AS place (state, node, n, number)
 CROSS JOIN LATERAL (
-    SELECT r.id, r.priority, row_number() OVER (ORDER BY r.priority DESC, r.id) AS place
-    FROM rollouts_rollout r JOIN rollouts_run run ON run.id = r.run_id
-    WHERE r.project_id = share.project_id AND r.state = 'queued'
-      AND (r.not_before IS NULL OR r.not_before <= now()) AND (r.hinted_at IS NULL OR r.hinted_at < %(stale)s)
-      AND EXISTS (SELECT FROM rollouts_llmserver s WHERE s.policy_id = run.policy_id AND s.state = 'live')
-    ORDER BY r.priority DESC, r.id LIMIT %(window)s
-) q
-ORDER BY share.in_flight + q.place, q.priority DESC, q.id LIMIT %(window)s
+    SELECT id, run_id, priority FROM rollouts_rollout
+    WHERE state = place.state AND node = place.node AND state IN ('ready', 'evaluating')
+      AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+    ORDER BY priority DESC, id LIMIT place.n
+) r
+JOIN rollouts_run run ON run.id = r.run_id
+ORDER BY place.number, r.priority DESC, r.id
+"""
+# Nothing of the sandbox is needed any more, or it is as good as lost.
+_HOMELESS = """
+SELECT id FROM rollouts_rollout
+WHERE state = 'evaluating' AND node = ANY(%(nodes)s) AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+  AND (sandbox_name = '' OR state_changed_at < now() - make_interval(secs => %(patience)s))
+LIMIT %(room)s
 """
 
 
-def _fair_order(stale: datetime) -> list[UUID]:
+def _handed_on(load: Load) -> list[_Choice]:
+    """READY and EVALUATING rollouts, on the node that has their sandbox and within the room of their LLM servers."""
+    wanted = []
+    homeless = []
+    for node in load.nodes.values():
+        run, evaluation = node.stages[Stage.RUN], node.stages[Stage.EVAL]
+        if run.waiting and run.room:
+            wanted.append((STAGES[Stage.RUN].waits_in.value, node.name, _WINDOW))
+        if evaluation.waiting and evaluation.room:
+            wanted.append((STAGES[Stage.EVAL].waits_in.value, node.name, evaluation.room))
+        elif evaluation.waiting and not evaluation.limit:
+            homeless.append(node.name)
+    if not wanted and not homeless:
+        return []
+    chosen = []
+    room = Counter({(node.name, Stage.RUN): node.stages[Stage.RUN].room for node in load.nodes.values()})
+    room |= Counter({(node.name, Stage.EVAL): node.stages[Stage.EVAL].room for node in load.nodes.values()})
+    servers = Counter({policy_id: policy.room_to_run for policy_id, policy in load.policies.items()})
+    states, nodes, limits = zip(*wanted, strict=True) if wanted else ((), (), ())
     with connection.cursor() as cursor:
-        cursor.execute(_FAIR, {"stale": stale, "window": _WINDOW})
-        return [row[0] for row in cursor.fetchall()]
+        cursor.execute(_HEADS, {"states": list(states), "nodes": list(nodes), "limits": list(limits)})
+        for state, name, rollout_id, policy_id in cursor.fetchall():
+            stage = Stage.RUN if state == State.READY.value else Stage.EVAL
+            if room[name, stage] and (stage is Stage.EVAL or servers[policy_id]):
+                room[name, stage] -= 1
+                servers[policy_id] -= stage is Stage.RUN
+                chosen.append(_Choice(stage, name, rollout_id))
+    evaluators = Counter({name: n for (name, stage), n in room.items() if stage is Stage.EVAL})
+    return chosen + _adopted(homeless, evaluators) if homeless else chosen
 
 
-def unmark(hints: list[Hint]) -> None:
+def _adopted(homeless: list[str], room: Counter[str]) -> list[_Choice]:
+    """Evaluations whose own node has no EVAL worker, for the nodes with the most room."""
+    chosen: list[_Choice] = []
+    with connection.cursor() as cursor:
+        cursor.execute(_HOMELESS, {"nodes": homeless, "patience": settings.LEASE_SECONDS, "room": room.total()})
+        for (rollout_id,) in cursor.fetchall():
+            node = max(room, key=lambda name: room[name])
+            room[node] -= 1
+            chosen.append(_Choice(Stage.EVAL, node, rollout_id))
+    return chosen
+
+
+# --- INIT ------------------------------------------------------------------------------------------------------------------
+
+# The runs that have something to start are found by jumping from one to the next in the index, then the head of each is read.
+_QUEUE_HEADS = """
+WITH RECURSIVE waiting (run_id) AS (
+    (SELECT run_id FROM rollouts_rollout
+     WHERE state = 'queued' AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+     ORDER BY run_id LIMIT 1)
+    UNION ALL
+    SELECT after.run_id FROM waiting CROSS JOIN LATERAL (
+        SELECT run_id FROM rollouts_rollout
+        WHERE state = 'queued' AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+          AND run_id > waiting.run_id
+        ORDER BY run_id LIMIT 1
+    ) after
+)
+SELECT run.id, run.project_id, run.policy_id, run.max_in_flight, project.max_in_flight, r.id, r.priority
+FROM waiting
+JOIN rollouts_run run ON run.id = waiting.run_id AND run.policy_id = ANY(%(policies)s)
+JOIN rollouts_project project ON project.id = run.project_id
+CROSS JOIN LATERAL (
+    SELECT id, priority FROM rollouts_rollout
+    WHERE run_id = waiting.run_id AND state = 'queued'
+      AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+    ORDER BY priority DESC, id LIMIT %(room)s
+) r
+ORDER BY run.id, r.priority DESC, r.id
+"""
+
+
+def _starting(load: Load) -> list[_Choice]:
+    """Queued rollouts: up to the room of the INIT workers, and never so many that a node's READY buffer would overflow."""
+    room = sum(node.room_to_start for node in load.nodes.values())
+    policies = [policy_id for policy_id in load.policies if load.policy_room_to_start(policy_id)]
+    if not room or not policies:
+        return []
+    runs: dict[UUID, WaitingRun] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(_QUEUE_HEADS, {"policies": policies, "room": room})
+        for run_id, project_id, policy_id, of_run, of_project, rollout_id, priority in cursor.fetchall():
+            run = runs.setdefault(run_id, WaitingRun(run_id, project_id, policy_id, of_run, of_project, deque()))
+            run.candidates.append(Candidate(rollout_id, priority))
+    return [_Choice(Stage.INIT, node, rollout_id) for rollout_id, node in starts(load, list(runs.values()))]
+
+
+# --- Marking ---------------------------------------------------------------------------------------------------------------
+
+_MARK = """
+UPDATE rollouts_rollout r SET hinted_at = now(), node = chosen.node
+FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(nodes)s::text[]) AS chosen (id, state, node)
+WHERE r.id = chosen.id AND r.state = chosen.state AND r.lease_owner_id IS NULL AND r.hinted_at IS NULL AND r.not_before IS NULL
+RETURNING r.id
+"""
+
+
+def _mark(choices: list[_Choice]) -> list[_Choice]:
+    """Those that are still waiting. They count as taken from now on."""
+    if not choices:
+        return []
+    parameters = {
+        "ids": [choice.rollout_id for choice in choices],
+        "states": [STAGES[choice.stage].waits_in.value for choice in choices],
+        "nodes": [choice.node for choice in choices],
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_MARK, parameters)
+        marked = {id_ for (id_,) in cursor.fetchall()}
+    return [choice for choice in choices if choice.rollout_id in marked]
+
+
+_UNMARK = """
+UPDATE rollouts_rollout SET hinted_at = NULL, node = CASE WHEN state = 'queued' THEN '' ELSE node END
+WHERE hinted_at IS NOT NULL AND lease_owner_id IS NULL AND id = ANY(%s)
+"""
+
+_END_WAITS = """
+WITH forgotten AS (
+    UPDATE rollouts_rollout SET hinted_at = NULL, node = CASE WHEN state = 'queued' THEN '' ELSE node END
+    WHERE hinted_at < now() - make_interval(secs => %s) AND lease_owner_id IS NULL RETURNING id
+), waited_out AS (
+    UPDATE rollouts_rollout SET not_before = NULL WHERE not_before <= now() AND finished_at IS NULL RETURNING id
+)
+SELECT pg_notify(%s, '') WHERE EXISTS (SELECT FROM forgotten) OR EXISTS (SELECT FROM waited_out)
+"""
+
+
+def unmark(hints: Iterable[Hint]) -> None:
     """The broker did not take these: they are due again at once."""
-    Rollout.objects.filter(id__in=[hint.rollout_id for hint in hints], lease_owner=None).update(hinted_at=None)
+    with connection.cursor() as cursor:
+        cursor.execute(_UNMARK, [[rollout_id for hint in hints for rollout_id in hint.rollout_ids]])
+
+
+def end_waits() -> None:
+    """What was hinted but taken by nobody within `HINT_TIMEOUT_SECONDS` is due again, and what has waited out its backoff."""
+    with connection.cursor() as cursor:
+        cursor.execute(_END_WAITS, [settings.HINT_TIMEOUT_SECONDS, DISPATCH_CHANNEL])

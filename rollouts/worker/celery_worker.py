@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 from uuid import UUID
 
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
 
 from prorl_site.celery import app
 from rollouts.lifecycle import Stage
@@ -25,6 +27,7 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     _worker = WorkerProcess(stage=stage, node=node, concurrency=concurrency)
     _worker.start()
     worker_shutting_down.connect(_stop)
+    worker_ready.connect(_drain_on_usr1)
     celery_worker = app.Worker(
         hostname=f"{stage.value}@{node}",
         pool="threads",
@@ -44,6 +47,19 @@ def take(rollout_ids: list[str]) -> None:
     if _worker is None:
         raise RuntimeError("rollout jobs run in a process started by `manage.py work`")
     _worker.take([UUID(id_) for id_ in rollout_ids])
+
+
+def _drain_on_usr1(sender: Any, **_: Any) -> None:
+    """Slurm and its like say with SIGUSR1 that the end is near. Only now, since Celery has a handler of its own for it."""
+
+    def drain(*_: Any) -> None:
+        if _worker is None:
+            return
+        for queue in list(app.amqp.queues.consume_from):
+            sender.call_soon(sender.cancel_task_queue, queue)  # another process of this stage and node may take the hints
+        _worker.drain(done=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    signal.signal(signal.SIGUSR1, drain)
 
 
 def _stop(**_: Any) -> None:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import structlog
 from django.conf import settings
 
-from rollouts.engine.errors import classify
+from prorl_site import logs
+from rollouts.engine.errors import classify, stuck
 from rollouts.lifecycle import PHASES, Stage
 from rollouts.llm.client import ModelClient
+from rollouts.models import Draining
 from rollouts.services.claim import Claim, claim_rollouts
 from rollouts.services.finish import fail, finish_cancelled, hand_back
-from rollouts.services.lease import Heartbeat, deregister_worker, give_back_forgotten, register_worker, renew
+from rollouts.services.lease import (
+    Heartbeat,
+    announce_drain,
+    deregister_worker,
+    give_back_forgotten,
+    register_worker,
+    renew,
+)
 from sandboxes.protocol import Backend
 from sandboxes.registry import get_backend
 
@@ -29,7 +38,7 @@ from .janitor import Janitor
 from .stages import CARRY_OUT, Tools
 from .writes import Writes
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 # How long a stopping worker waits for its rollouts to be handed back.
 _DRAIN_SECONDS = 3.0
@@ -40,6 +49,8 @@ class Interruption(enum.Enum):
 
     CANCELLED = "cancelled"
     DRAINING = "the worker is stopping"
+    NODE_DRAINS = "the node drains, and its deadline is past"
+    STUCK = "far past its deadline"
     LOST = "the lease ran out"
 
 
@@ -66,7 +77,10 @@ class WorkerProcess:
         self._id: UUID | None = None
         self._held: dict[tuple[UUID, int], Held] = {}
         self._forgotten: set[tuple[UUID, int]] = set()
-        self._draining = False
+        self._missed: set[tuple[UUID, int]] = set()
+        self._draining = False  # takes nothing new: it will end
+        self._ending = False  # at once
+        self._node_drains = False  # until its node is resumed
         self._slots = asyncio.Semaphore(concurrency)
         self._database = Database(patience=settings.LEASE_SECONDS)
         self._loop = asyncio.new_event_loop()
@@ -81,6 +95,10 @@ class WorkerProcess:
     def take(self, rollout_ids: Sequence[UUID]) -> None:
         """Claim rollouts and carry them through this stage; returns when all have a slot here, or it is not worth waiting."""
         self._submit(self._take(list(rollout_ids))).result()
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take nothing new, let what is held finish within `DRAIN_SECONDS`, then call `done` on the loop's thread."""
+        self._submit(self._drain(done))
 
     def stop(self) -> None:
         """Hand everything back, say goodbye, end the loop. Bounded in time."""
@@ -107,8 +125,25 @@ class WorkerProcess:
             register_worker, node=self.node, stage=self.stage, pid=os.getpid(), concurrency=self.concurrency
         )
 
-    async def _end(self) -> None:
+    @property
+    def _refuses(self) -> bool:
+        return self._draining or self._node_drains or self._id is None
+
+    async def _drain(self, done: Callable[[], None]) -> None:
         self._draining = True
+        try:
+            async with asyncio.timeout(settings.DRAIN_SECONDS):
+                if self._id is not None:
+                    await self._database.insist(announce_drain, worker_id=self._id)
+                while self._held:
+                    await asyncio.wait([held.task for held in self._held.values()])
+        except TimeoutError:
+            logger.warning("handing back what did not finish in time", worker=self._id, held=len(self._held))
+        finally:
+            done()
+
+    async def _end(self) -> None:
+        self._draining = self._ending = True
         for task in self._background:
             task.cancel()
         for held in self._held.values():
@@ -123,12 +158,11 @@ class WorkerProcess:
 
     async def _take(self, waiting: list[UUID]) -> None:
         """Whoever is not claimed here is not lost: the dispatcher hints again."""
-        while waiting and not self._draining and (slots := await self._free_slots(len(waiting))):
+        while waiting and not self._refuses and (slots := await self._free_slots(len(waiting))):
             hinted, waiting = waiting[:slots], waiting[slots:]
             claimed: list[Claim] = []
             try:
-                if self._id is not None and not self._draining:
-                    owner = self._id
+                if (owner := self._id) is not None and not self._refuses:
                     claimed = await self._database.call(
                         claim_rollouts, stage=self.stage, rollout_ids=hinted, owner=owner, node=self.node
                     )
@@ -154,27 +188,32 @@ class WorkerProcess:
     def _begin_work(self, claim: Claim) -> None:
         held = Held(self._loop.create_task(self._hold(claim)))
         self._held[claim.rollout_id, claim.attempt] = held
-        if self._draining:  # stop() came while the claim was made
+        if self._ending:  # stop() came while the claim was made
             held.interrupt(Interruption.DRAINING)
 
     async def _hold(self, claimed: Claim) -> None:
-        try:
-            await self._carry_through(claimed)
-        except Exception:
-            logger.exception("rollout %s attempt %d: could not store how it ended", claimed.rollout_id, claimed.attempt)
-        finally:
-            self._held.pop((claimed.rollout_id, claimed.attempt), None)
-            self._slots.release()
+        ids = {"rollout": claimed.rollout_id, "attempt": claimed.attempt, "run": claimed.run_id, "project": claimed.project_id}
+        with logs.bound(**ids, node=self.node, stage=self.stage.value, worker=self._id):
+            try:
+                await self._carry_through(claimed)
+            except Exception:
+                logger.exception("could not store how the stage ended")
+            finally:
+                self._held.pop((claimed.rollout_id, claimed.attempt), None)
+                self._slots.release()
 
     async def _carry_through(self, claimed: Claim) -> None:
         """Everything that can go wrong in a stage ends here, once, as data."""
+        begun = self._loop.time()
         try:
             await CARRY_OUT[self.stage](self._tools, claimed)
+            logger.info("stage ended", seconds=round(self._loop.time() - begun, 3))
         except asyncio.CancelledError:
             await self._after_interruption(claimed)
         except Exception as error:
             failure = classify(error, PHASES[self.stage])
-            logger.warning("rollout %s attempt %d: %s", claimed.rollout_id, claimed.attempt, failure.termination.detail)
+            why = failure.termination
+            logger.warning("stage failed", cause=why.cause.value, detail=why.detail, retryable=failure.retryable)
             await self._database.insist(fail, claim=claimed, failure=failure)
 
     async def _after_interruption(self, claimed: Claim) -> None:
@@ -183,10 +222,12 @@ class WorkerProcess:
             await self._database.insist(
                 finish_cancelled, ids=[claimed.rollout_id], guard=claimed.guard, phase=PHASES[self.stage], stage=self.stage
             )
-        elif why is Interruption.DRAINING:
+        elif why in (Interruption.DRAINING, Interruption.NODE_DRAINS):
             await self._database.insist(
                 hand_back, rollout_id=claimed.rollout_id, guard=claimed.guard, stage=self.stage, reason=why.value
             )
+        elif why is Interruption.STUCK:
+            await self._database.insist(fail, claim=claimed, failure=stuck(PHASES[self.stage]))
         elif why is None:
             raise  # not ours: the loop itself is being torn down
 
@@ -198,22 +239,43 @@ class WorkerProcess:
             try:
                 await self._renew_once()
             except Exception:
-                logger.exception("could not renew the lease; trying again in %.1f s", settings.HEARTBEAT_SECONDS)
+                logger.exception("lease not renewed; trying again", worker=self._id, seconds=settings.HEARTBEAT_SECONDS)
 
     async def _renew_once(self) -> None:
         assert self._id is not None  # noqa: S101 - registered before the loop starts
         known = set(self._held)
         beat = await self._database.call(renew, worker_id=self._id)
         if not beat.alive:
-            logger.warning("this worker was declared lost; dropping %d rollouts and starting over", len(self._held))
+            logger.warning("declared lost; dropping what is held and starting over", worker=self._id, held=len(self._held))
             for held in self._held.values():
                 held.interrupt(Interruption.LOST)
             await self._register()
             return
-        for key, cancel_asked in beat.held.items():
-            if cancel_asked and key in self._held:
+        for key, asked in beat.held.items():
+            if key in self._held and asked.cancel_asked:
                 self._held[key].interrupt(Interruption.CANCELLED)
+            elif key in self._held and asked.stuck:
+                self._held[key].interrupt(Interruption.STUCK)
+        self._follow_node(beat.draining)
+        self._drop_what_was_taken_away(beat, known)
         await self._give_back_forgotten(beat, known)
+
+    def _follow_node(self, draining: Draining) -> None:
+        """What runs on a draining node is still evaluated there: its sandbox may be needed."""
+        self._node_drains = draining is Draining.OVER or (draining is Draining.FINISHING and self.stage is not Stage.EVAL)
+        if draining is Draining.OVER:
+            for held in self._held.values():
+                held.interrupt(Interruption.NODE_DRAINS)
+
+    def _drop_what_was_taken_away(self, beat: Heartbeat, known: set[tuple[UUID, int]]) -> None:
+        """Rollouts we have in hand, and the database says we do not: the rescuer took them from us.
+
+        Seen in two heartbeats in a row, so that one whose final write is just being answered is not mistaken for one.
+        """
+        missed = known - set(beat.held)
+        for key in missed & self._missed & set(self._held):
+            self._held[key].interrupt(Interruption.LOST)
+        self._missed = missed
 
     async def _give_back_forgotten(self, beat: Heartbeat, known: set[tuple[UUID, int]]) -> None:
         """Rollouts the database says we hold, and we do not: the claim's answer or the final write never came through.
@@ -223,6 +285,6 @@ class WorkerProcess:
         missing = set(beat.held) - known - set(self._held)
         if again := missing & self._forgotten:
             assert self._id is not None  # noqa: S101
-            logger.warning("giving back %d rollouts that this worker lost track of", len(again))
+            logger.warning("giving back rollouts that this worker lost track of", worker=self._id, number=len(again))
             await self._database.call(give_back_forgotten, worker_id=self._id, stage=self.stage, rollouts=sorted(again))
         self._forgotten = missing

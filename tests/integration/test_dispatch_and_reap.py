@@ -11,12 +11,12 @@ from rollouts.engine.errors import Failure
 from rollouts.engine.records import MessageRecord, RunOutcome, TurnRecord
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
-from rollouts.models import Attempt, LLMServer, Message, Rollout, RolloutEvent, WorkerProcess
+from rollouts.models import Attempt, Message, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
 from rollouts.services.claim import claim_rollouts
-from rollouts.services.dispatch import due_hints
+from rollouts.services.dispatch import due_hints, end_waits
 from rollouts.services.finish import Scored, fail, finish_scored, hand_back
-from rollouts.services.lease import renew
+from rollouts.services.lease import Heartbeat, Holding, renew
 from rollouts.services.progress import Initialized, Ran, TurnWrite, hand_over_for_evaluation, hand_over_ready, record_turns
 from rollouts.services.reap import reap
 from tests.integration.domain import Domain
@@ -117,7 +117,11 @@ class TestRetries:
         domain.worker(Stage.RUN)
         rollout = domain.submit()[0]
         fail(claim=domain.claim(rollout, Stage.INIT), failure=LOST)
+        end_waits()
         assert due_hints() == []
+        Rollout.objects.update(not_before=timezone.now() - timedelta(seconds=1))
+        end_waits()
+        assert [hint.rollout_ids for hint in due_hints()] == [[rollout.id]]
 
     def test_a_failed_evaluation_is_repeated_alone(self, domain: Domain):
         rollout = domain.rollout_in(State.READY)
@@ -154,12 +158,12 @@ class TestReaper:
         assert worker is not None
         lose(worker)
         reap()
-        assert renew(worker_id=worker.id) == (False, {})
+        assert renew(worker_id=worker.id) == Heartbeat(alive=False, held={})
 
     def test_a_live_worker_keeps_what_it_holds(self, domain: Domain):
         rollout = domain.rollout_in(State.RUNNING)
         assert reap() == 0
-        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): False}
+        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): Holding()}
 
     def test_ready_rollouts_of_a_lost_node_are_requeued_after_a_lease(self, domain: Domain):
         rollout = domain.rollout_in(State.READY)
@@ -187,7 +191,7 @@ class TestCancel:
         rollout = domain.rollout_in(State.RUNNING)
         assert cancel_rollouts(project=domain.project, rollout_id=rollout.id) == 1
         assert cancel_rollouts(project=domain.project, rollout_id=rollout.id) == 1
-        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): True}
+        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): Holding(cancel_asked=True)}
         assert RolloutEvent.objects.filter(rollout=rollout, kind="cancel_requested").count() == 1
 
     def test_holds_when_the_worker_is_lost_or_hands_on_meanwhile(self, domain: Domain):
@@ -204,62 +208,3 @@ class TestCancel:
         rollout = domain.submit()[0]
         assert cancel_rollouts(project=Domain("beta").project, rollout_id=rollout.id) == 0
         assert refreshed(rollout).state == "queued"
-
-
-class TestDispatch:
-    def test_hints_once_and_again_after_the_timeout(self, domain: Domain):
-        domain.worker(Stage.INIT)
-        domain.worker(Stage.RUN)
-        rollout = domain.submit()[0]
-        assert [h.rollout_id for h in due_hints()] == [rollout.id]
-        assert due_hints() == []
-        Rollout.objects.update(hinted_at=timezone.now() - timedelta(minutes=1))
-        assert len(due_hints()) == 1
-
-    def test_never_more_than_the_workers_have_room_for(self, domain: Domain):
-        domain.worker(Stage.INIT, concurrency=3)
-        domain.worker(Stage.RUN, concurrency=8)
-        domain.submit(20)
-        assert len(due_hints()) == 3
-
-    def test_init_stays_close_to_run(self, domain: Domain, settings):
-        settings.READY_BUFFER = 2
-        domain.worker(Stage.INIT, concurrency=100)
-        domain.worker(Stage.RUN, concurrency=1)
-        domain.submit(20)
-        assert len(due_hints()) == 3
-
-    def test_run_goes_to_the_node_that_holds_the_sandbox_within_the_servers_capacity(self, domain: Domain):
-        LLMServer.objects.update(capacity=2)
-        domain.worker(Stage.RUN, concurrency=10)
-        domain.worker(Stage.RUN, concurrency=10, node="other")
-        for _ in range(3):
-            domain.rollout_in(State.READY)
-        hints = due_hints()
-        assert [h.queue for h in hints] == ["rollouts.run.test-node"] * 2
-
-    def test_nothing_starts_without_a_live_server(self, domain: Domain):
-        domain.worker(Stage.INIT)
-        domain.worker(Stage.RUN)
-        LLMServer.objects.update(state="dead")
-        domain.submit()
-        assert due_hints() == []
-
-    def test_higher_priority_first_and_projects_share(self, domain: Domain):
-        domain.worker(Stage.INIT, concurrency=4)
-        domain.worker(Stage.RUN, concurrency=16)
-        beta = Domain("beta")
-        domain.submit(10)
-        urgent = domain.submit(1)[0]
-        Rollout.objects.filter(id=urgent.id).update(priority=90)
-        beta.submit(10)
-        chosen = Rollout.objects.filter(id__in=[h.rollout_id for h in due_hints()])
-        assert chosen.filter(project=domain.project).count() == chosen.filter(project=beta.project).count() == 2
-        assert urgent in chosen
-
-    def test_evaluation_goes_elsewhere_when_its_node_has_no_worker_any_more(self, domain: Domain):
-        rollout = domain.rollout_in(State.READY)
-        hand_over_for_evaluation([Ran(domain.claim(rollout, Stage.RUN), DONE)])
-        assert due_hints() == []
-        domain.worker(Stage.EVAL, node="other")
-        assert [h.queue for h in due_hints()] == ["rollouts.eval.other"]
