@@ -1,8 +1,8 @@
 """The persistent Python behind the `python` verb: what runs in the interpreter process.
 
-For each frame `{"env": new variables}` on CELL_CHANNEL it runs the cell in CELL_SOURCE, all in one `__main__` module, and answers
-with a frame `{"value": repr or null, "error": traceback or null}`. Output goes to the process's own stdout and stderr, so that of its child
-processes is captured as well.
+For each frame `{"env": new variables}` on CELL_CHANNEL it runs the cell in CELL_SOURCE, all in one `__main__` module, and
+answers with a frame `{"value": repr or null, "error": traceback or null}`. Output goes to the process's own stdout and stderr,
+so that of its child processes is captured as well.
 """
 
 from __future__ import annotations
