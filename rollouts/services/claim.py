@@ -99,7 +99,9 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
         .select_related("environment", "task", "llm_server__policy")
         .only(
             *("run_id", "project_id", "attempt", "sandbox_name", "artefacts", "artefacts_blob", "termination_cause"),
-            *("task__payload", "environment__handler", "environment__config", "llm_server", "llm_server__policy__name"),
+            *("task__payload", "environment__handler", "environment__config"),
+            # Named one by one: whatever is missing here costs a query for every rollout when it is read.
+            *(f"llm_server__{name}" for name in ("url", "model", "policy__name", "policy_version", "max_model_len", "api_key")),
         )
         .annotate(run_settings=Cast("run__settings", TextField()))
     )
