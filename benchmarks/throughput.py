@@ -10,7 +10,8 @@ from collections import Counter
 
 from benchmarks.platform import MeasuredPlatform, measured_platform
 from benchmarks.report import Figure, Machine, conclude, say, table
-from rollouts.client import Client, GroupSpec
+from rollouts.client import Client
+from rollouts.client.types import GroupSpec
 
 ROLLOUTS = 1000
 TURNS = 5
