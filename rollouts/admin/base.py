@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from rollouts.lifecycle import Limit
 from rollouts.services.errors import Refused
 
 # Django's own classes take type parameters only in its type stubs.
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
 else:
     ModelAdmin, ModelForm, TabularInline = admin.ModelAdmin, forms.ModelForm, admin.TabularInline
+
+
+LIMIT_FIELDS = [limit.value for limit in Limit]
+USE_FIELDS = ["used_rollouts", "finished_rollouts", "used_tokens", "used_sandbox_seconds", "exhausted_at", "exhausted_by"]
 
 
 class OurAdmin(ModelAdmin):

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from rollouts.models import Attempt, Group, Rollout, RolloutEvent, Run, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
 
-from .base import ReadOnlyAdmin, TabularInline, pretty
+from .base import LIMIT_FIELDS, USE_FIELDS, ReadOnlyAdmin, TabularInline, pretty
 
 
 class _Inline(TabularInline):
@@ -46,7 +46,11 @@ class RunAdmin(ReadOnlyAdmin):
     list_filter = ["project"]
     list_select_related = ["project", "policy"]
     search_fields = ["name"]
-    fields = ["project", "name", "policy", "priority", "shown_settings", "created_at", "cancelled_at", "in_dashboard"]
+    fields = [
+        *("project", "name", "policy", "priority", "shown_settings", "created_at", "cancelled_at", "in_dashboard"),
+        *LIMIT_FIELDS,
+        *USE_FIELDS,
+    ]
     actions = ["cancel"]
 
     @admin.display(description="settings")

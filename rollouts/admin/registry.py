@@ -14,18 +14,21 @@ from django.utils.safestring import SafeString
 
 from rollouts.environments import registry
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
+from rollouts.lifecycle import Limit
 from rollouts.models import Dataset, Environment, Project, Task
+from rollouts.services.budgets import change_limits
 from rollouts.services.errors import Refused
 from rollouts.services.registry import check_config, create_environment
 
-from .base import ModelForm, OurAdmin, PrettyJSONField, ReadOnlyAdmin, add_refusal, pretty
+from .base import LIMIT_FIELDS, USE_FIELDS, ModelForm, OurAdmin, PrettyJSONField, ReadOnlyAdmin, add_refusal, pretty
 
 
 @admin.register(Project)
 class ProjectAdmin(OurAdmin):
-    """Members see the project in the dashboard; trainers come with API keys."""
+    """Members see the project in the dashboard; trainers come with API keys. Its limits can be changed only here."""
 
-    list_display = ["name", "member_count", "created_at"]
+    list_display = ["name", "member_count", "unfinished", "exhausted_by", "created_at"]
+    readonly_fields = USE_FIELDS
     search_fields = ["name"]
     filter_horizontal = ["members"]
     actions = None
@@ -39,8 +42,20 @@ class ProjectAdmin(OurAdmin):
         count: int = project.member_count  # type: ignore[attr-defined]
         return count
 
+    @admin.display
+    def unfinished(self, project: Project) -> int:
+        return int(project.use[Limit.MAX_QUEUED])
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: Project, form: Any, change: bool) -> None:
+        """Only what was changed is written: the use of a project grows while somebody looks at its form."""
+        if not change:
+            return super().save_model(request, obj, form, change)
+        columns = {field.name for field in Project._meta.concrete_fields}.intersection(form.changed_data)
+        obj.save(update_fields=columns.difference(LIMIT_FIELDS))
+        change_limits(owner=obj, limits={name: form.cleaned_data[name] for name in columns.intersection(LIMIT_FIELDS)})
 
 
 class EnvironmentForm(ModelForm):

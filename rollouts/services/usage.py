@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Case, Count, DurationField, ExpressionWrapper, F, Q, Sum, When
-from django.db.models.functions import Extract, Now
+from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
 from rollouts.lifecycle import ACTIVE, Cause, Limit, OnBudget, Phase, State, Termination
 from rollouts.models import Project, Rollout, Run
 from rollouts.models.limits import HAS_BUDGET
+from rollouts.models.usage import LIVE_SANDBOX_SECONDS, SANDBOX_SECONDS, TOKENS
 
 from . import feed
 from .cancel import stop
@@ -22,20 +21,6 @@ from .finish import termination_values
 from .transition import Guard, move
 
 _BATCH = 1000
-
-_HAD_SANDBOX = ~Q(sandbox_name="")
-_TOKENS = F("earlier_tokens") + F("prompt_tokens") + F("sampled_tokens")
-_SANDBOX_SECONDS = F("earlier_sandbox_seconds") + Case(
-    When(_HAD_SANDBOX, then=F("init_seconds") + F("run_seconds") + F("eval_seconds")), default=0.0
-)
-# Of the stage that a worker is at; what is over is in the columns above.
-_PRESENT_SECONDS = Case(
-    When(
-        _HAD_SANDBOX & Q(lease_owner__isnull=False),
-        then=Extract(ExpressionWrapper(Now() - F("state_changed_at"), output_field=DurationField()), "epoch"),
-    ),
-    default=0.0,
-)
 
 
 def keep_accounts() -> None:
@@ -49,23 +34,19 @@ def keep_accounts() -> None:
 
 
 def _count(finished: list[UUID]) -> None:
-    """Add finished rollouts to the use of their projects and runs: projects first, as in admission."""
-    rows = (
-        Rollout.objects.filter(id__in=finished)
-        .order_by("run_id")
-        .values_list("project_id", "run_id")
-        .annotate(Count("id"), Sum(_TOKENS), Sum(_SANDBOX_SECONDS))
-    )
-    projects: dict[UUID, Counter[str]] = {}
-    runs: dict[UUID, Counter[str]] = {}
-    for project_id, run_id, n, tokens, seconds in rows:
-        used = Counter({"finished_rollouts": n, "used_tokens": tokens, "used_sandbox_seconds": seconds})
-        runs[run_id] = used
-        projects[project_id] = projects.get(project_id, Counter()) + used
-    for pk, used in sorted(projects.items()):
-        Project.objects.filter(pk=pk).update(**{name: F(name) + amount for name, amount in used.items()})
-    for pk, used in sorted(runs.items()):
-        Run.objects.filter(pk=pk).update(**{name: F(name) + amount for name, amount in used.items()})
+    """Add finished rollouts to the use of their projects and runs; projects first, as in admission."""
+    _add(Project, "project_id", finished)
+    _add(Run, "run_id", finished)
+
+
+def _add(model: type[Project | Run], column: str, finished: list[UUID]) -> None:
+    rows = Rollout.objects.filter(id__in=finished).order_by(column).values_list(column)
+    for pk, n, tokens, seconds in rows.annotate(Count("id"), Sum(TOKENS), Sum(SANDBOX_SECONDS)):
+        model.objects.filter(pk=pk).update(
+            finished_rollouts=F("finished_rollouts") + n,
+            used_tokens=F("used_tokens") + tokens,
+            used_sandbox_seconds=F("used_sandbox_seconds") + seconds,
+        )
 
 
 def live_use(owner: Project | Run) -> dict[Limit, float]:
@@ -79,7 +60,7 @@ def _live_use(model: type[Project | Run], owners: Iterable[UUID]) -> dict[UUID, 
         Rollout.objects.filter(state__in=[state.value for state in ACTIVE], **{f"{column}__in": list(owners)})
         .order_by()
         .values_list(column)
-        .annotate(Sum(_TOKENS), Sum(_SANDBOX_SECONDS + _PRESENT_SECONDS))
+        .annotate(Sum(TOKENS), Sum(LIVE_SANDBOX_SECONDS))
     )
     return {pk: {Limit.MAX_TOKENS: tokens, Limit.MAX_SANDBOX_SECONDS: seconds} for pk, tokens, seconds in rows}
 
@@ -107,20 +88,42 @@ def _runs_to_stop() -> list[Run]:
 
 def _stop_run(run: Run) -> None:
     """End what is queued. What is in flight ends by itself or is stopped, as the run's settings say."""
-    owner = run if run.exhausted_by else run.project
-    detail = f"{owner.exhausted_by} of {'run' if owner is run else 'project'} {owner.name} is used up"
-    values = {
-        **termination_values(Termination(Phase.QUEUE, Cause.BUDGET_EXHAUSTED, detail)),
-        "reward": None,
-        "trainable": False,
-    }
-    queued = Rollout.objects.filter(run=run, state=State.QUEUED.value).order_by("id").values_list("id", flat=True)
-    while ids := list(queued[:_BATCH]):
-        note = {"cause": Cause.BUDGET_EXHAUSTED.value}
-        move(ids, to=State.CANCELLED, guard=Guard([State.QUEUED], unheld=True), values=values, data=note)
+    while _end_queued(run):
+        pass
     if run.settings.get("on_budget") == OnBudget.CANCEL.value:
-        with transaction.atomic():
-            in_flight = Rollout.objects.filter(run=run, state__in=[state.value for state in ACTIVE], cancel_requested_at=None)
-            ids = list(in_flight.select_for_update().order_by("id").values_list("id", flat=True))
-            Rollout.objects.filter(id__in=ids).update(cancel_cause=Cause.BUDGET_EXHAUSTED.value)
-            stop(ids)
+        _stop_in_flight(run)
+
+
+def _end_queued(run: Run) -> int:
+    """A batch of them; how many."""
+    with transaction.atomic():
+        reason = _reason_to_stop(run)
+        if not reason:
+            return 0
+        queued = Rollout.objects.filter(run=run, state=State.QUEUED.value).order_by("id")
+        termination = Termination(Phase.QUEUE, Cause.BUDGET_EXHAUSTED, reason)
+        moved = move(
+            list(queued.values_list("id", flat=True)[:_BATCH]),
+            to=State.CANCELLED,
+            guard=Guard([State.QUEUED], unheld=True),
+            values={**termination_values(termination), "reward": None, "trainable": False},
+            data={"cause": termination.cause.value},
+        )
+    return len(moved)
+
+
+def _stop_in_flight(run: Run) -> None:
+    with transaction.atomic():
+        if not _reason_to_stop(run):
+            return
+        in_flight = Rollout.objects.filter(run=run, state__in=[state.value for state in ACTIVE], cancel_requested_at=None)
+        ids = list(in_flight.select_for_update().order_by("id").values_list("id", flat=True))
+        Rollout.objects.filter(id__in=ids).update(cancel_cause=Cause.BUDGET_EXHAUSTED.value)
+        stop(ids)
+
+
+def _reason_to_stop(run: Run) -> str:
+    """Empty when the limit was raised meanwhile. Else nobody raises it, and submits more, until the transaction ends."""
+    scope, owner = ("run", run) if run.exhausted_at is not None else ("project", run.project)
+    spent: Any = type(owner).objects.select_for_update(no_key=True).filter(pk=owner.pk, exhausted_at__isnull=False).first()
+    return f"{spent.exhausted_by} of the {scope} is used up" if spent else ""

@@ -12,7 +12,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from rollouts.lifecycle import Limit
 from rollouts.models import Group, Rollout, Run
+from rollouts.selectors.budgets import limit_uses
 from rollouts.selectors.run_charts import reward_series
 from rollouts.selectors.run_summary import group_rows, summarise
 from rollouts.selectors.standstill import obstacles
@@ -36,7 +38,8 @@ def _etag(run: Run) -> str:
     facts = Rollout.objects.filter(run=run).aggregate(
         total=Count("id"), finished=Count("finished_at"), last=Max("state_changed_at"), turns=Sum("turns", default=0)
     )
-    return etag_of(run.pk, run.cancelled_at, facts, clock() if facts["finished"] < facts["total"] else None)
+    limits = [run.exhausted_at, run.finished_rollouts, *(run.maximum(limit) for limit in Limit)]
+    return etag_of(run.pk, run.cancelled_at, limits, facts, clock() if facts["finished"] < facts["total"] else None)
 
 
 def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
         "summary": summary,
         "chart": reward_chart(reward_series(run, summary.scored)),
         "obstacles": obstacles(run),
+        "limits": limit_uses(run),
         "poll_seconds": SLOW_POLL_SECONDS if summary.tally.total > MANY_ROLLOUTS else POLL_SECONDS,
         "groups": group_rows(groups.rows),
         "page": groups,
