@@ -104,7 +104,7 @@ class TestRoom:
             WorkerProcess.objects.update(**{column: timezone.now()})
         domain.worker(Stage.INIT)
         domain.worker(Stage.RUN)
-        WorkerProcess.objects.update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+        WorkerProcess.objects.update(lease_expires_at=timezone.now() - timedelta(minutes=1))
         assert hinted() == []
 
     def test_init_stays_close_to_run(self, domain: Domain, settings):
@@ -167,7 +167,7 @@ class TestRoom:
         Node.objects.update(draining_since=now, drain_deadline=now + timedelta(minutes=1))
         assert hinted() == [rollout.id]
         Rollout.objects.update(hinted_at=None)
-        Node.objects.update(drain_deadline=now - timedelta(seconds=1))
+        Node.objects.update(drain_deadline=now - timedelta(minutes=1))
         assert hinted() == []
 
 

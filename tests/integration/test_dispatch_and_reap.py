@@ -11,14 +11,16 @@ from rollouts.engine.errors import Failure
 from rollouts.engine.records import MessageRecord, RunOutcome, TurnRecord
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
-from rollouts.models import Attempt, Message, Rollout, RolloutEvent, WorkerProcess
+from rollouts.models import Attempt, Message, Node, RescuerPass, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
 from rollouts.services.claim import claim_rollouts
 from rollouts.services.dispatch import due_hints, end_waits
 from rollouts.services.finish import Scored, fail, finish_scored, hand_back
 from rollouts.services.lease import Heartbeat, Holding, renew
+from rollouts.services.nodes import drain_node
 from rollouts.services.progress import Initialized, Ran, TurnWrite, hand_over_for_evaluation, hand_over_ready, record_turns
 from rollouts.services.reap import reap
+from rollouts.services.transition import Guard, move
 from tests.integration.domain import Domain
 
 DONE = RunOutcome(Termination(Phase.RUN, Cause.COMPLETED), {"answer": "3"}, Fidelity.TOKEN_EXACT)
@@ -26,7 +28,7 @@ LOST = Failure(Termination(Phase.RUN, Cause.SANDBOX_ERROR, "gone"), retryable=Tr
 
 
 def lose(worker: WorkerProcess) -> None:
-    WorkerProcess.objects.filter(id=worker.id).update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+    WorkerProcess.objects.filter(id=worker.id).update(lease_expires_at=timezone.now() - timedelta(minutes=1))
 
 
 def refreshed(rollout: Rollout) -> Rollout:
@@ -119,7 +121,7 @@ class TestRetries:
         fail(claim=domain.claim(rollout, Stage.INIT), failure=LOST)
         end_waits()
         assert due_hints() == []
-        Rollout.objects.update(not_before=timezone.now() - timedelta(seconds=1))
+        Rollout.objects.update(not_before=timezone.now() - timedelta(minutes=1))
         end_waits()
         assert [hint.rollout_ids for hint in due_hints()] == [[rollout.id]]
 
@@ -173,10 +175,57 @@ class TestReaper:
         rollout = refreshed(rollout)
         assert (rollout.state, rollout.infra_retries) == ("queued", 0)
 
-    def test_nothing_is_initialised_while_nobody_could_run_it(self, domain: Domain):
-        domain.worker(Stage.INIT)
-        domain.submit()
-        assert due_hints() == []
+    def test_declares_nobody_lost_for_a_lease_after_its_own_downtime(self, domain: Domain):
+        rollout = domain.rollout_in(State.RUNNING)
+        reap()
+        RescuerPass.objects.update(at=timezone.now() - timedelta(minutes=5))
+        assert rollout.lease_owner is not None
+        lose(rollout.lease_owner)
+        assert (reap(), reap()) == (0, 0)
+        assert refreshed(rollout).state == "running"
+        RescuerPass.objects.update(grace_until=timezone.now() - timedelta(minutes=1))
+        assert reap() == 1
+
+    def test_ready_rollouts_of_a_draining_node_go_back_at_once_and_running_ones_stay(self, domain: Domain):
+        ready, running = domain.rollout_in(State.READY), domain.rollout_in(State.RUNNING)
+        drain_node(node=Node.objects.get(), seconds=60)
+        assert reap() == 1
+        assert (refreshed(ready).state, ready.infra_retries, refreshed(running).state) == ("queued", 0, "running")
+
+
+class TestStuck:
+    @pytest.fixture
+    def late(self, domain: Domain) -> Rollout:
+        """Held for an hour; the agent had ten minutes. Its worker renews its lease."""
+        rollout = domain.rollout_in(State.RUNNING)
+        Rollout.objects.filter(id=rollout.id).update(state_changed_at=timezone.now() - timedelta(hours=1))
+        return rollout
+
+    def test_is_an_event_of_its_own_once_and_the_worker_is_asked_to_give_it_up(self, late: Rollout):
+        assert (reap(), reap()) == (0, 0)
+        assert renew(worker_id=late.lease_owner_id).held == {(late.id, 1): Holding(stuck=True)}
+        event = late.events.get(kind="stuck")
+        assert (event.attempt, event.from_state, event.data["held_seconds"]) == (1, "running", 3600)
+
+    def test_is_taken_away_when_the_worker_does_not_give_it_up(self, late: Rollout):
+        reap()
+        Rollout.objects.filter(id=late.id).update(stuck_at=timezone.now() - timedelta(minutes=1))
+        assert reap() == 1
+        late = refreshed(late)
+        assert (late.state, late.infra_retries, late.lease_owner_id) == ("queued", 1, None)
+        assert "far past its deadline" in late.attempts.get().error
+
+    def test_within_its_time_is_not(self, domain: Domain):
+        rollout = domain.rollout_in(State.RUNNING)
+        Rollout.objects.filter(id=rollout.id).update(state_changed_at=timezone.now() - timedelta(seconds=601))
+        reap()
+        assert renew(worker_id=rollout.lease_owner_id).held == {(rollout.id, 1): Holding()}
+
+    def test_of_an_earlier_stage_does_not_count(self, domain: Domain, late: Rollout):
+        reap()
+        move([late.id], to=State.EVALUATING, guard=Guard([State.RUNNING]))
+        worker = domain.claim(late, Stage.EVAL).owner
+        assert renew(worker_id=worker).held == {(late.id, 1): Holding()}
 
 
 class TestCancel:
@@ -203,6 +252,15 @@ class TestCancel:
         lose(lost.lease_owner)
         reap()
         assert {refreshed(lost).state, refreshed(handed_on).state} == {"cancelled"}
+
+    def test_holds_when_the_worker_does_not_react_for_a_lease(self, domain: Domain):
+        rollout = domain.rollout_in(State.RUNNING)
+        cancel_rollouts(project=domain.project, rollout_id=rollout.id)
+        reap()
+        assert refreshed(rollout).state == "running"
+        Rollout.objects.update(cancel_requested_at=timezone.now() - timedelta(minutes=1))
+        reap()
+        assert (refreshed(rollout).state, rollout.termination_phase) == ("cancelled", "run")
 
     def test_of_another_project_does_nothing(self, domain: Domain):
         rollout = domain.submit()[0]
