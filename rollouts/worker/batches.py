@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Generic, TypeVar
 
+import structlog
 from django.db import InterfaceError, OperationalError
 
 from .database import Database
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -39,7 +40,7 @@ class Batch(Generic[Item, Answer]):
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, answer))
         if self._flusher is None:
-            self._flusher = loop.create_task(self._flush())
+            self._flusher = loop.create_task(self._flush(), context=Context())  # it works for others than this rollout too
         return await answer
 
     async def _flush(self) -> None:
@@ -61,7 +62,7 @@ class Batch(Generic[Item, Answer]):
                         waiting.set_exception(error)
                 return
             # One item that the database refuses must not take the others with it.
-            logger.warning("a batch of %d was refused, writing one by one: %s", len(batch), error)
+            logger.warning("batch refused; writing one by one", items=len(batch), error=str(error))
             for one in batch:
                 await self._write([one])
             return

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+import structlog
 from django.db import InterfaceError, OperationalError, connection
 
 from rollouts.engine.errors import StoreFailed
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class Database:
             except (OperationalError, InterfaceError, StoreFailed) as error:
                 if time.monotonic() > deadline:
                     raise
-                logger.warning("the store does not answer, trying %s again: %s", service.__name__, error)
+                logger.warning("store does not answer; trying again", service=service.__name__, error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:

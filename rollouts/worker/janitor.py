@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+
+import structlog
 
 from rollouts.services.sandboxes import unneeded_sandboxes
 from sandboxes.protocol import Backend
@@ -11,7 +12,7 @@ from sandboxes.services import note_stopped
 
 from .database import Database
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 _SECONDS = 5.0
 
@@ -30,7 +31,7 @@ class Janitor:
             try:
                 await self.sweep()
             except Exception:
-                logger.exception("the sandbox sweep failed; trying again in %.0f s", _SECONDS)
+                logger.exception("sandbox sweep failed; trying again", seconds=_SECONDS)
             await asyncio.sleep(_SECONDS)
 
     async def sweep(self) -> None:
@@ -40,6 +41,6 @@ class Janitor:
             try:
                 await self._backend.stop(name)
                 await self._database.call(note_stopped, name=name, reason="no rollout needs it")
-                logger.info("stopped stray sandbox %s", name)
+                logger.info("stray sandbox stopped", sandbox=name)
             except Exception:
-                logger.exception("sandbox %s could not be stopped; trying again", name)
+                logger.exception("sandbox not stopped; trying again", sandbox=name)
