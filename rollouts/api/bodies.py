@@ -73,9 +73,10 @@ class NewRun(Body):
 
 
 class RunChange(Body):
-    """Limits that are not named stay as they are; null lifts one."""
+    """What is not named stays as it is; null lifts a limit."""
 
-    limits: LimitSettings
+    limits: LimitSettings = LimitSettings.model_validate({})
+    keep: bool | None = Field(None, description="Whether retention leaves the run's rollouts alone.")
 
 
 class NewGroup(Body):

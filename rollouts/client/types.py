@@ -120,6 +120,7 @@ class Run(TypedDict):
     settings: dict[str, Any]
     created_at: str
     cancelled_at: str | None
+    keep: bool
     limits: Limits
     usage: Usage
     exhausted_at: str | None

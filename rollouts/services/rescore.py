@@ -25,11 +25,12 @@ _EVAL_FAILED = Q(termination_phase=Phase.EVAL.value, termination_blame=Blame.INF
 _LEFT_UNSCORED = Q(termination_cause=Cause.AGENT_TIMEOUT.value, run__settings__on_agent_timeout__in=_UNSCORED)
 _RESCORABLE = Q(_RAN & ~_LEFT_UNSCORED | _EVAL_FAILED, finished_at__isnull=False, trajectory_pruned_at=None)
 
+# Locked, so that retention either sees the rescoring or has already said what it pruned.
 _ASK = """
 INSERT INTO rollouts_rescoring
     (rollout_id, environment_id, state, tries, sandbox_name, requested_at, cause, detail, traceback)
 SELECT chosen.id, COALESCE(%s, chosen.environment_id), '{queued}', 0, '', now(), '', '', ''
-FROM ({chosen}) chosen ON CONFLICT DO NOTHING
+FROM ({chosen} FOR SHARE OF rollouts_rollout) chosen ON CONFLICT DO NOTHING
 """
 
 

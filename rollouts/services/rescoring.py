@@ -45,6 +45,7 @@ class RescoringClaim:
     payload: dict[str, Any]
     settings: RunSettings
     artefacts: dict[str, Any]
+    artefacts_blob: str | None
     ended_in_run: Termination
     sandbox_name: str
 
@@ -89,6 +90,7 @@ def _claim(rescoring: Rescoring, owner: UUID) -> RescoringClaim:
         payload=rollout.task.payload,
         settings=RunSettings.model_validate(rollout.run.settings),
         artefacts=rollout.artefacts,
+        artefacts_blob=rollout.artefacts_blob_id,
         ended_in_run=Termination(Phase.RUN, Cause(cause), detail),
         sandbox_name=rescoring.sandbox_name,
     )

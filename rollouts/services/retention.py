@@ -89,7 +89,8 @@ def _prune(kind: Kind, deadline: float) -> Pruned:
 
 def set_run_keep(*, run: Run, keep: bool) -> None:
     """Exempt a run's rollouts from retention, or subject them to it again. What was pruned does not come back."""
-    Run.objects.filter(id=run.id).update(keep=keep)
+    run.keep = keep
+    run.save(update_fields=["keep"])
 
 
 def _kinds() -> list[Kind]:

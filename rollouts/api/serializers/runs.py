@@ -20,7 +20,7 @@ class RunSerializer(LimitedSerializer, serializers.ModelSerializer[Run]):
 
     class Meta:
         model = Run
-        fields = ["id", "name", "policy", "priority", "settings", "created_at", "cancelled_at", *LIMITED_FIELDS]
+        fields = ["id", "name", "policy", "priority", "settings", "created_at", "cancelled_at", "keep", *LIMITED_FIELDS]
         read_only_fields = fields
 
 

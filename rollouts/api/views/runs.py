@@ -26,6 +26,7 @@ from rollouts.selectors import rollouts as selectors
 from rollouts.services import submit
 from rollouts.services.budgets import change_limits
 from rollouts.services.cancel import cancel_rollouts
+from rollouts.services.retention import set_run_keep
 
 
 class RunList(ListView):
@@ -55,10 +56,14 @@ class RunDetail(ApiView):
         run = find(selectors.runs_of(self.project), id)
         return Response(RunDetailSerializer(run, context={"counts": selectors.run_counts(run)}).data)
 
-    @documented("change_run", "Change limits of a run", RunSerializer, body=RunChange)
+    @documented("change_run", "Change limits of a run, or whether it is kept", RunSerializer, body=RunChange)
     def patch(self, request: Request, id: UUID) -> Response:
         run = find(selectors.runs_of(self.project), id)
-        change_limits(owner=run, limits=self.body(RunChange).limits.model_dump(exclude_unset=True))
+        change = self.body(RunChange)
+        if limits := change.limits.model_dump(exclude_unset=True):
+            change_limits(owner=run, limits=limits)
+        if change.keep is not None:
+            set_run_keep(run=run, keep=change.keep)
         return Response(RunSerializer(run).data)
 
 
