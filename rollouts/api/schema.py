@@ -67,12 +67,15 @@ def documented(
     description: str,
     answer: Any,
     *,
-    status: int = 200,
+    status: int | tuple[int, str] = 200,
     body: type[BaseModel] | None = None,
     query: type[Query] = Query,
     creates: bool = False,
 ) -> Callable[[F], F]:
-    """The operation's entry in the OpenAPI schema. `operation` becomes its id and its heading: `list_runs`, List runs."""
+    """The operation's entry in the OpenAPI schema. `operation` becomes its id and its heading: `list_runs`, List runs.
+
+    `status` may name a media type as well: `(200, "text/event-stream")`.
+    """
     parameters: list[Any] = [query, *([_IDEMPOTENCY_KEY] if creates else [])]  # drf-spectacular takes Pydantic models too
     return extend_schema(
         operation_id=operation,

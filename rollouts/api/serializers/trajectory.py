@@ -71,7 +71,7 @@ class SegmentSerializer(serializers.Serializer[Any]):
 
 
 class PackedSegmentSerializer(serializers.Serializer[Any]):
-    """A segment as base64 of little-endian arrays: about 12 bytes a token instead of 50."""
+    """A segment as little-endian arrays, in base64 (JSON) or as they are (MessagePack): 9 to 12 bytes a token instead of 50."""
 
     token_ids = serializers.CharField(help_text="int32")
     loss_mask = serializers.CharField(help_text="uint8; 1 on sampled ids, 0 elsewhere")
@@ -145,6 +145,11 @@ def packed_segment_json(segment: PackedSegment) -> dict[str, str | None]:
         "loss_mask": _base64(segment.loss_mask),
         "logprobs": None if segment.logprobs is None else _base64(segment.logprobs),
     }
+
+
+def packed_segment_raw(segment: PackedSegment) -> dict[str, bytearray | None]:
+    """As `PackedSegmentSerializer` describes it, but the bytes themselves."""
+    return {"token_ids": segment.token_ids, "loss_mask": segment.loss_mask, "logprobs": segment.logprobs}
 
 
 def _base64(data: bytes | bytearray) -> str:

@@ -2,66 +2,79 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
+from django.http.response import HttpResponseBase
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, find
+from rollouts.api.binary import MsgpackRenderer
 from rollouts.api.cursors import position_cursor, read_position
 from rollouts.api.queries import ResultsQuery
 from rollouts.api.schema import documented
-from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, packed_segment_json, trajectory_json
+from rollouts.api.serializers.trajectory import (
+    ResultSerializer,
+    ResultsSerializer,
+    packed_segment_json,
+    packed_segment_raw,
+    trajectory_json,
+)
+from rollouts.api.streaming import in_thread, later
+from rollouts.api.watch import Watch
 from rollouts.models import Rollout, Run
-from rollouts.selectors.results import Position, Results, newest_rewards, results_after
+from rollouts.selectors.results import Position, Results, newest_positions, newest_rewards, results_after
 from rollouts.selectors.rollouts import runs_of
 from rollouts.selectors.segments import packed_segments
 from rollouts.selectors.trajectory import trajectories
 
-POLL_SECONDS = 0.25
+_RESULTS: Watch[Position] = Watch(newest_positions, seconds=0.25)
 
 
 class RunResults(ApiView):
     query_model = ResultsQuery
+    renderer_classes = [JSONRenderer, MsgpackRenderer]
 
     @documented(
         "get_results", "Rollouts that have ended, each exactly once along the cursors", ResultsSerializer, query=ResultsQuery
     )
-    def get(self, request: Request, id: UUID) -> Response:
+    def get(self, request: Request, id: UUID) -> HttpResponseBase:
         run = find(runs_of(self.project), id)
         after = read_position(self.query.after)
-        found = _wait_for_results(run, after, limit=self.query.limit, wait=self.query.wait)
-        return Response(
-            {
-                "results": _represent(found.rollouts, self.query.include),
-                "next": position_cursor(found.last),
-                "done": not found.outstanding,
-            }
-        )
+        found = results_after(run, after, self.query.limit)
+        if found.rollouts or not found.outstanding or not self.query.wait:
+            return Response(self._answer(found))
+        return later(self._answer_later(run, after), str(request.accepted_renderer.media_type))
+
+    async def _answer_later(self, run: Run, after: Position) -> AsyncIterator[bytes]:
+        await _RESULTS.news(run.id, lambda newest: newest > after, timeout=self.query.wait)
+        yield await in_thread(self._rendered, run, after)
+
+    def _rendered(self, run: Run, after: Position) -> bytes:
+        answer = self._answer(results_after(run, after, self.query.limit))
+        rendered: bytes = self.request.accepted_renderer.render(answer)
+        return rendered
+
+    def _answer(self, found: Results) -> dict[str, Any]:
+        return {
+            "results": _represent(found.rollouts, self.query.include, raw=self.request.accepted_renderer.format == "msgpack"),
+            "next": position_cursor(found.last),
+            "done": not found.outstanding,
+        }
 
 
-def _wait_for_results(run: Run, after: Position, *, limit: int, wait: float) -> Results:
-    """Look every quarter of a second until there is something to say. No database connection is held in between."""
-    deadline = time.monotonic() + wait
-    while True:
-        found = results_after(run, after, limit)
-        left = deadline - time.monotonic()
-        if found.rollouts or not found.outstanding or left <= 0:
-            return found
-        connection.close()  # a hundred waiting trainers must not hold a hundred connections
-        time.sleep(min(POLL_SECONDS, left))
-
-
-def _represent(rollouts: list[Rollout], include: str) -> list[dict[str, Any]]:
+def _represent(rollouts: list[Rollout], include: str, *, raw: bool) -> list[dict[str, Any]]:
+    """`raw` leaves packed segments as bytes, which only MessagePack can carry."""
     context = {"rewards": newest_rewards(rollouts)}
     rows = [dict(row) for row in ResultSerializer(rollouts, many=True, context=context).data]
     if include == "segments":
+        represent = packed_segment_raw if raw else packed_segment_json
         packed = packed_segments(rollouts)
         for row, rollout in zip(rows, rollouts, strict=True):
-            row["segments"] = [packed_segment_json(segment) for segment in packed[rollout.id]]
+            row["segments"] = [represent(segment) for segment in packed[rollout.id]]
     if include == "trajectory":
         found = trajectories(rollouts)
         for row, rollout in zip(rows, rollouts, strict=True):
