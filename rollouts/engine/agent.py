@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
 from pydantic import ValidationError
 
+from rollouts.engine.budget import Budget
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StoreFailed, describe
 from rollouts.engine.records import Recorder, TurnRecord
 from rollouts.engine.tools import Tool, ToolResult, render_result, signature
@@ -20,7 +21,7 @@ from rollouts.llm.errors import ContextOverflow
 from rollouts.llm.toolcalls import ParsedReply, parse_reply
 from rollouts.llm.types import ChatMessage, ToolCallRequest
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 # A rollout that is cut short may still store its last turn, but a worker that drains must not wait long for it.
 _LAST_WRITE_SECONDS = 0.5
@@ -33,7 +34,7 @@ class AgentSettings:
     """Bounds on one rollout's loop."""
 
     max_turns: int = 10
-    tool_timeout: float = 30.0  # seconds, for one call
+    tool_timeout: float = 30.0  # seconds, for one call; the run's `timeouts.action` holds too
     max_malformed: int = 3  # turns in a row of which no call could be carried out
     tool_result_role: Literal["tool", "user"] = "tool"  # some chat templates know no "tool"
     max_result_chars: int = 8000  # of a tool's output as shown to the model
@@ -42,12 +43,21 @@ class AgentSettings:
 class Agent:
     """One rollout's loop. Use once."""
 
-    def __init__(self, conversation: Conversation, tools: Sequence[Tool], settings: AgentSettings, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        tools: Sequence[Tool],
+        settings: AgentSettings,
+        recorder: Recorder,
+        budget: Budget | None = None,
+    ) -> None:
+        """Without a `budget` (of the run) only `settings` bound the loop."""
         self._conversation = conversation
         self._tools = {tool.name: tool for tool in tools}
         self._signatures = {tool.name: signature(tool) for tool in tools}
         self._settings = settings
         self._recorder = recorder
+        self._budget = budget
         self._malformed_in_a_row = 0
         self.final_text = ""  # the last reply so far, without its tool calls and reasoning
 
@@ -60,6 +70,8 @@ class Agent:
         self._conversation.append(*messages)
         recorded = 0
         for turn in range(self._settings.max_turns):
+            if self._budget is not None:
+                self._budget.turns_left = self._settings.max_turns - turn - 1
             draft = TurnDraft(turn, first_message=recorded)
             if turn == 0:
                 for message in messages:
@@ -127,6 +139,8 @@ class Agent:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in exc.errors())
             return ToolResult("", error=f"invalid arguments for {tool.name}: {problems}"), False
         limit = self._settings.tool_timeout
+        if self._budget is not None:
+            limit = self._budget.limit_action(limit)
         try:
             async with asyncio.timeout(limit + _TOOL_GRACE_SECONDS) as deadline:
                 return await tool.call(arguments, timeout=limit), True
@@ -164,7 +178,7 @@ async def _let_finish(write: asyncio.Task[None]) -> None:
     finally:
         write.cancel()
     if write.done() and not write.cancelled() and (exc := write.exception()) is not None:
-        logger.warning("the last turn of a rollout could not be stored: %s", describe(exc))
+        logger.warning("last turn not stored", error=describe(exc))
 
 
 def _ended(cause: Cause, detail: str = "") -> Termination:

@@ -5,6 +5,7 @@
     sandbox           sandboxes.errors.SandboxError               SANDBOX_ERROR
     environment code  anything; the stages wrap it                ENVIRONMENT_ERROR, in EVAL EVALUATION_ERROR
     stage deadline    StageTimedOut                               STAGE_TIMEOUT
+    attempt deadline  AttemptTimedOut                             ATTEMPT_TIMEOUT
     store             StoreFailed                                 INTERNAL_ERROR
     lease             AttemptSuperseded                           WORKER_LOST
     task, registry    ValidationFailed, UnknownEnvironment        INVALID_TASK
@@ -45,6 +46,10 @@ class EvaluationFailed(Exception):
 
 class StageTimedOut(Exception):
     """INIT or EVAL exceeded its budget. (The agent's own budget ends in a `RunOutcome`.)"""
+
+
+class AttemptTimedOut(Exception):
+    """All stages of the attempt together exceeded its budget: what came before took too long, not the policy."""
 
 
 class StoreFailed(Exception):
@@ -101,6 +106,8 @@ def _cause(exc: Exception) -> tuple[Cause, bool]:
             return Cause.EVALUATION_ERROR, exc.retryable
         case StageTimedOut():
             return Cause.STAGE_TIMEOUT, True
+        case AttemptTimedOut():
+            return Cause.ATTEMPT_TIMEOUT, True
         case StoreFailed():
             return Cause.INTERNAL_ERROR, True
         case AttemptSuperseded():

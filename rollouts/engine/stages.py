@@ -11,6 +11,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from rollouts.engine.budget import Budget
+from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import (
     AttemptSuperseded,
     EnvironmentFailed,
@@ -22,8 +24,8 @@ from rollouts.engine.errors import (
 )
 from rollouts.engine.records import RunOutcome
 from rollouts.engine.scores import check_score
-from rollouts.environments.base import Environment, EvalContext, InitContext, RunContext, Score
-from rollouts.lifecycle import Cause, Phase, Stage, Termination
+from rollouts.environments.base import Environment, EvalContext, InitContext, RestoresSandbox, RunContext, Score
+from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.errors import ContextOverflow, ModelError
 from sandboxes.errors import SandboxError, SandboxFileError
 
@@ -33,20 +35,24 @@ Context = TypeVar("Context")
 Result = TypeVar("Result")
 
 
-async def init_stage(env: Environment, ctx: InitContext, *, timeout: float) -> None:
-    """Let the environment prepare the sandbox. `timeout` is in seconds; raises `StageTimedOut` after it."""
-    try:
-        await _within(timeout, env.initialize, ctx, EnvironmentFailed)
-    except _DeadlineExpired as exc:
-        raise StageTimedOut(f"{Stage.INIT} exceeded its {timeout:g} s") from exc
+async def init_stage(env: Environment, ctx: InitContext, *, deadline: Deadline) -> None:
+    """Let the environment prepare the sandbox. Raises `StageTimedOut` or `AttemptTimedOut` at the deadline."""
+    await _within(deadline, env.initialize, ctx, EnvironmentFailed)
 
 
-async def run_stage(env: Environment, ctx: RunContext, *, agent_timeout: float) -> RunOutcome:
-    """Carry out the episode. When `agent_timeout` (seconds) runs out, the outcome says so and keeps the artefacts so far."""
+async def run_stage(
+    env: Environment, ctx: RunContext, *, deadline: Deadline, action_timeout: float | None = None
+) -> RunOutcome:
+    """Carry out the episode. When the agent's time runs out, the outcome says so and keeps the artefacts so far.
+
+    `action_timeout` bounds one tool call (seconds), where the environment allows more. Raises `AttemptTimedOut` when the
+    deadline is that of the whole attempt: then INIT took what was the agent's.
+    """
+    ctx.budget = Budget(deadline, ctx.conversation, action_timeout)
     try:
-        termination = await _within(agent_timeout, env.run, ctx, EnvironmentFailed)
-    except _DeadlineExpired:
-        termination = Termination(Phase.RUN, Cause.AGENT_TIMEOUT, f"the agent's {agent_timeout:g} s ran out")
+        termination = await _within(deadline, _run_with_budget(env), ctx, EnvironmentFailed)
+    except StageTimedOut as exc:
+        termination = Termination(Phase.RUN, Cause.AGENT_TIMEOUT, str(exc))
     except ContextOverflow as exc:  # of an environment that samples without the shipped agent
         termination = Termination(Phase.RUN, Cause.CONTEXT_OVERFLOW, str(exc))
     if not isinstance(termination, Termination):
@@ -58,40 +64,44 @@ async def run_stage(env: Environment, ctx: RunContext, *, agent_timeout: float) 
     return RunOutcome(termination, ctx.artefacts, ctx.conversation.fidelity)
 
 
-async def eval_stage(env: Environment, ctx: EvalContext, *, timeout: float) -> Score:
-    """Score the artefacts. `timeout` is in seconds; raises `StageTimedOut` after it, `EvaluationFailed` for a bad score."""
-    try:
-        return check_score(await _within(timeout, env.evaluate, ctx, EvaluationFailed))
-    except _DeadlineExpired as exc:
-        raise StageTimedOut(f"{Stage.EVAL} exceeded its {timeout:g} s") from exc
+async def eval_stage(env: Environment, ctx: EvalContext, *, deadline: Deadline) -> Score:
+    """Score the artefacts. Raises `StageTimedOut` or `AttemptTimedOut` at the deadline, `EvaluationFailed` for a bad score."""
+    return check_score(await _within(deadline, env.evaluate, ctx, EvaluationFailed))
 
 
-class _DeadlineExpired(Exception):
-    """Time ran out."""
+async def restore_stage(env: RestoresSandbox, ctx: EvalContext, *, deadline: Deadline) -> None:
+    """Rebuild in a fresh sandbox what RUN had left there. Raises as `eval_stage` does."""
+    await _within(deadline, env.restore, ctx, EvaluationFailed)
+
+
+def _run_with_budget(env: Environment) -> Callable[[RunContext], Awaitable[Termination]]:
+    async def run(ctx: RunContext) -> Termination:
+        if ctx.sandbox is not None:
+            await ctx.sandbox.set_env(ctx.budget.variables())
+        return await env.run(ctx)
+
+    return run
 
 
 async def _within(
-    seconds: float,
+    deadline: Deadline,
     method: Callable[[Context], Awaitable[Result]],
     ctx: Context,
     failure: type[EnvironmentFailed] | type[EvaluationFailed],
 ) -> Result:
-    """Call environment code for at most `seconds`.
-
-    After that it raises `_DeadlineExpired`, whatever the code made of being cancelled.
-    """
+    """Call environment code until the deadline. After it, it raises the deadline's error, whatever the code made of that."""
     try:
-        async with asyncio.timeout(seconds) as deadline:
+        async with asyncio.timeout_at(deadline.at) as timeout:
             result = await method(ctx)
     except Exception as exc:
-        if deadline.expired():
-            raise _DeadlineExpired from exc
+        if timeout.expired():
+            raise deadline.error() from exc
         origin = first_leaf(exc)
         if isinstance(origin, SandboxFileError):  # it asked for the wrong path; the sandbox is well
             raise failure(describe(origin)) from exc
         if isinstance(origin, (*_PASSED_ON, ContextOverflow)):
             raise origin from exc if origin is not exc else origin.__cause__
         raise failure(describe(origin)) from exc
-    if deadline.expired():
-        raise _DeadlineExpired
+    if timeout.expired():
+        raise deadline.error()
     return result

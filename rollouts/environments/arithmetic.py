@@ -61,7 +61,7 @@ class Arithmetic:
 
     async def run(self, ctx: RunContext) -> Termination:
         question = ctx.config.prompt.replace("{a}", str(ctx.task.a)).replace("{b}", str(ctx.task.b))
-        agent = Agent(ctx.conversation, [], AgentSettings(max_turns=1), ctx.recorder)
+        agent = Agent(ctx.conversation, [], AgentSettings(max_turns=1), ctx.recorder, ctx.budget)
         try:
             return await agent.run([{"role": "user", "content": question}])
         finally:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from sandboxes.protocol import SandboxSpec, Session
 
 if TYPE_CHECKING:
+    from rollouts.engine.budget import Budget
     from rollouts.engine.records import Recorder
     from rollouts.lifecycle import Termination
     from rollouts.llm.conversation import Conversation
@@ -73,13 +74,15 @@ class InitContext:
 class RunContext(InitContext):
     """What `run` gets.
 
-    The shipped loop is `Agent(ctx.conversation, tools, AgentSettings(...), ctx.recorder)`. `artefacts` is what evaluation will
-    see: JSON values, kept as they are when the agent's time runs out in the middle, so fill it in a `finally`.
+    The shipped loop is `Agent(ctx.conversation, tools, AgentSettings(...), ctx.recorder, ctx.budget)`. `artefacts` is what
+    evaluation will see: JSON values, kept as they are when the agent's time runs out in the middle, so fill it in a `finally`.
+    `budget` is what the agent may still use; commands in the sandbox find its end in `PRORL_DEADLINE`.
     """
 
     conversation: Conversation
     recorder: Recorder
     artefacts: dict[str, Any] = field(default_factory=dict)
+    budget: Budget = field(init=False)
 
 
 @dataclass
@@ -138,7 +141,7 @@ class KnowsGoldAnswer(Protocol):
 
 @runtime_checkable
 class RestoresSandbox(Protocol):
-    """An environment that evaluates in the sandbox and can rebuild what RUN left there, so that rollouts can be scored again."""
+    """An environment that evaluates in the sandbox and can rebuild what RUN left there, so that rollouts can be rescored."""
 
     async def restore(self, ctx: EvalContext) -> None:
         """Bring `ctx.sandbox`, fresh from `initialize`, to where `evaluate` finds it after RUN, from `ctx.artefacts` alone."""

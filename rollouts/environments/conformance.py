@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
+from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import classify, describe
 from rollouts.engine.stages import eval_stage, init_stage
 from rollouts.environments.base import ANSWER, Environment, EvalContext, InitContext, KnowsGoldAnswer
@@ -88,15 +89,19 @@ class _Checker:
             if spec is not None and self._env.evaluates_in_sandbox:
                 raise NoSandbox("this environment evaluates in a sandbox")
             if spec is None:
-                await init_stage(self._env, InitContext(self._config, task, None), timeout=_SECONDS)
+                await init_stage(self._env, InitContext(self._config, task, None), deadline=_deadline())
             return await self._evaluated(task, artefacts, None)
         async with self._open_sandbox(spec) as sandbox:
-            await init_stage(self._env, InitContext(self._config, task, sandbox), timeout=_SECONDS)
+            await init_stage(self._env, InitContext(self._config, task, sandbox), deadline=_deadline())
             return await self._evaluated(task, artefacts, sandbox if self._env.evaluates_in_sandbox else None)
 
     async def _evaluated(self, task: Any, artefacts: Mapping[str, Any], sandbox: Session | None) -> float | None:
-        score = await eval_stage(self._env, EvalContext(self._config, task, artefacts, sandbox), timeout=_SECONDS)
+        score = await eval_stage(self._env, EvalContext(self._config, task, artefacts, sandbox), deadline=_deadline())
         return score.total
+
+
+def _deadline() -> Deadline:
+    return Deadline.after(_SECONDS, f"a stage's {_SECONDS:g} s")
 
 
 class _Unreadable(Mapping[str, Any]):

@@ -7,8 +7,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from rollouts.engine.agent import Agent, AgentSettings
+from rollouts.engine.budget import BudgetTool
 from rollouts.engine.errors import EnvironmentFailed
-from rollouts.engine.tools import PythonTool, describe_tools
+from rollouts.engine.tools import PythonTool, Tool, describe_tools
 from rollouts.environments.base import (
     ANSWER,
     EnvironmentConfig,
@@ -37,6 +38,7 @@ class MathConfig(EnvironmentConfig):
 
     max_turns: int = Field(8, ge=1, le=100, description="Model calls per rollout.")
     tool_timeout: float = Field(30.0, gt=0, le=600, description="Seconds for one python call.")
+    budget_tool: bool = Field(False, description="Offer a tool that tells the seconds, turns and tokens that are left.")
     system_prompt: str = Field(_SYSTEM_PROMPT, max_length=20_000, description="The description of the tool is added to it.")
     python_packages: tuple[str, ...] = Field(
         ("sympy", "mpmath"),
@@ -78,9 +80,11 @@ class Math:
 
     async def run(self, ctx: RunContext) -> Termination:
         assert ctx.sandbox is not None  # noqa: S101 - sandbox_spec asks for one
-        tools = [PythonTool(ctx.sandbox)]
+        tools: list[Tool] = [PythonTool(ctx.sandbox)]
+        if ctx.config.budget_tool:
+            tools.append(BudgetTool(ctx.budget))
         settings = AgentSettings(max_turns=ctx.config.max_turns, tool_timeout=ctx.config.tool_timeout)
-        agent = Agent(ctx.conversation, tools, settings, ctx.recorder)
+        agent = Agent(ctx.conversation, tools, settings, ctx.recorder, ctx.budget)
         prompt: list[ChatMessage] = [
             {"role": "system", "content": f"{ctx.config.system_prompt}\n\n{describe_tools(tools)}"},
             {"role": "user", "content": ctx.task.question},

@@ -45,6 +45,11 @@ class Conversation:
             return Fidelity.TEXT_ONLY
         return Fidelity.SEGMENTED if len(self._buffer.segments) > 1 else Fidelity.TOKEN_EXACT
 
+    @property
+    def context_left(self) -> int:
+        """Tokens of the model's context that the last reply left free."""
+        return max(0, self.server.max_model_len - len(self._buffer.ids))
+
     def append(self, *messages: ChatMessage) -> None:
         """Add messages for the next `sample` to send."""
         self.messages.extend(messages)

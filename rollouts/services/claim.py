@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, TextField
+from django.db.models import Count, F, TextField
 from django.db.models.functions import Cast
 
 from rollouts.lifecycle import STAGES, EventKind, Stage, State
@@ -40,6 +40,7 @@ class Claim:
     artefacts: dict[str, Any]
     artefacts_blob: str | None
     termination_cause: str
+    held_seconds: float  # workers have held this attempt before, in earlier stages and tries
     server: ServerAddress | None
 
     @property
@@ -103,7 +104,10 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
             # Named one by one: whatever is missing here costs a query for every rollout when it is read.
             *(f"llm_server__{name}" for name in ("url", "model", "policy__name", "policy_version", "max_model_len", "api_key")),
         )
-        .annotate(run_settings=Cast("run__settings", TextField()))
+        .annotate(
+            run_settings=Cast("run__settings", TextField()),
+            held_seconds=F("init_seconds") + F("run_seconds") + F("eval_seconds"),
+        )
     )
     return [
         Claim(
@@ -122,6 +126,7 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
             artefacts=rollout.artefacts,
             artefacts_blob=rollout.artefacts_blob_id,
             termination_cause=rollout.termination_cause,
+            held_seconds=rollout.held_seconds,
             server=_address(rollout.llm_server) if rollout.llm_server else None,
         )
         for rollout in rollouts

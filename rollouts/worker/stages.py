@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StageTimedOut, describe
+import structlog
+
+from rollouts.engine.deadlines import Deadline, stage_deadline
+from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, describe
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, run_stage
 from rollouts.environments import registry
@@ -19,6 +21,7 @@ from rollouts.llm.conversation import Conversation
 from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
+from rollouts.services.rescoring import RescoringClaim
 from sandboxes.protocol import Backend, SandboxSpec, Session
 from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
 
@@ -26,7 +29,7 @@ from .database import Database
 from .large_values import whole_artefacts, without_large_artefacts, without_large_outputs
 from .writes import Writes
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 # Starting many sandboxes at once makes each of them slow; this many at a time per process keep two cores busy.
 _START_GATE = asyncio.Semaphore(4)
@@ -43,7 +46,7 @@ class Tools:
     node: str
 
 
-def _environment_of(claim: Claim) -> tuple[Environment, EnvironmentConfig, TaskPayload]:
+def environment_of(claim: Claim | RescoringClaim) -> tuple[Environment, EnvironmentConfig, TaskPayload]:
     """The handler with its settings and the task, parsed again: each stage may run in another process."""
     return (
         registry.get(claim.handler),
@@ -53,45 +56,44 @@ def _environment_of(claim: Claim) -> tuple[Environment, EnvironmentConfig, TaskP
 
 
 async def _initialize(tools: Tools, claim: Claim) -> None:
-    environment, config, task = _environment_of(claim)
+    environment, config, task = environment_of(claim)
     try:
         spec = environment.sandbox_spec(config, task)
     except Exception as error:
         raise EnvironmentFailed(f"sandbox_spec raised {describe(error)}") from error
     name = sandbox_name(claim.rollout_id, claim.attempt) if spec else ""
-    budget = asyncio.get_running_loop().time() + claim.settings.timeouts.init
+    deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
     handed_over = False
     try:
         if spec:
-            await _start_sandbox(tools, claim, name, spec, budget)
-        async with _session(tools, name) as session:
-            remaining = budget - asyncio.get_running_loop().time()
-            await init_stage(environment, InitContext(config=config, task=task, sandbox=session), timeout=remaining)
+            await start_sandbox(tools, claim, name, spec, deadline)
+        async with open_session(tools, name) as session:
+            await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=deadline)
         handed_over = await tools.writes.initialized(Initialized(claim, name))
     finally:
         if name and not handed_over:
-            await _stop_sandbox(tools, name, "initialisation did not finish")
+            await stop_sandbox(tools, name, "initialisation did not finish")
 
 
-async def _start_sandbox(tools: Tools, claim: Claim, name: str, spec: SandboxSpec, budget: float) -> None:
+async def start_sandbox(tools: Tools, claim: Claim | RescoringClaim, name: str, spec: SandboxSpec, deadline: Deadline) -> None:
     """The row comes before the start, so that a crash in between leaves something the janitor finds."""
     await tools.database.insist(
         note_start, name=name, rollout_id=claim.rollout_id, attempt=claim.attempt, node=tools.node, backend=tools.backend.name
     )
     try:
-        async with asyncio.timeout_at(budget), _START_GATE:
+        async with asyncio.timeout_at(deadline.at), _START_GATE:
             info = await tools.backend.start(name, spec)
     except TimeoutError as error:
-        raise StageTimedOut(f"the sandbox did not start within {claim.settings.timeouts.init:g} s") from error
+        raise deadline.error("the sandbox started") from error
     await tools.database.insist(note_ready, name=name, enforced=dict(info.enforced))
 
 
 async def _run(tools: Tools, claim: Claim) -> None:
-    environment, config, task = _environment_of(claim)
+    environment, config, task = environment_of(claim)
     assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
     handed_over = False
     try:
-        async with _session(tools, claim.sandbox_name) as session:
+        async with open_session(tools, claim.sandbox_name) as session:
             conversation = Conversation(
                 tools.models,
                 claim.server,
@@ -100,7 +102,9 @@ async def _run(tools: Tools, claim: Claim) -> None:
             )
             recorder = _Recorder(tools, claim)
             ctx = RunContext(config=config, task=task, sandbox=session, conversation=conversation, recorder=recorder)
-            outcome = await run_stage(environment, ctx, agent_timeout=claim.settings.timeouts.agent)
+            timeouts = claim.settings.timeouts
+            deadline = stage_deadline(timeouts, Stage.RUN, held_before=claim.held_seconds)
+            outcome = await run_stage(environment, ctx, deadline=deadline, action_timeout=timeouts.action)
             outcome = await without_large_artefacts(tools.database, outcome)
         unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
         if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
@@ -109,22 +113,23 @@ async def _run(tools: Tools, claim: Claim) -> None:
             handed_over = await tools.writes.ran(Ran(claim, outcome))
     finally:
         if claim.sandbox_name and not (handed_over and environment.evaluates_in_sandbox):
-            await _stop_sandbox(tools, claim.sandbox_name, "RUN ended")
+            await stop_sandbox(tools, claim.sandbox_name, "RUN ended")
 
 
 async def _evaluate(tools: Tools, claim: Claim) -> None:
-    environment, config, task = _environment_of(claim)
+    environment, config, task = environment_of(claim)
     name = claim.sandbox_name if environment.evaluates_in_sandbox else ""
     finished = False
     try:
         artefacts = await whole_artefacts(tools.database, claim.artefacts, claim.artefacts_blob)
-        async with _session(tools, name) as session:
+        async with open_session(tools, name) as session:
             ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
-            score = await eval_stage(environment, ctx, timeout=claim.settings.timeouts.eval)
+            deadline = stage_deadline(claim.settings.timeouts, Stage.EVAL, held_before=claim.held_seconds)
+            score = await eval_stage(environment, ctx, deadline=deadline)
         finished = await tools.writes.scored(Scored(claim, score))
     finally:
         if name and finished:
-            await _stop_sandbox(tools, name, "EVAL ended")
+            await stop_sandbox(tools, name, "EVAL ended")
 
 
 CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {
@@ -150,7 +155,7 @@ class _Recorder:
 
 
 @contextlib.asynccontextmanager
-async def _session(tools: Tools, name: str) -> AsyncIterator[Session | None]:
+async def open_session(tools: Tools, name: str) -> AsyncIterator[Session | None]:
     if not name:
         yield None
         return
@@ -161,7 +166,7 @@ async def _session(tools: Tools, name: str) -> AsyncIterator[Session | None]:
         await session.close()
 
 
-async def _stop_sandbox(tools: Tools, name: str, reason: str) -> None:
+async def stop_sandbox(tools: Tools, name: str, reason: str) -> None:
     """Also when this coroutine was cancelled. What fails here is left to the janitor, which tries again and reports."""
 
     async def stop() -> None:
@@ -169,6 +174,6 @@ async def _stop_sandbox(tools: Tools, name: str, reason: str) -> None:
             await tools.backend.stop(name)
             await tools.database.call(note_stopped, name=name, reason=reason)
         except Exception:
-            logger.exception("sandbox %s could not be stopped now", name)
+            logger.exception("sandbox not stopped; left to the janitor", sandbox=name)
 
     await asyncio.shield(asyncio.get_running_loop().create_task(stop()))

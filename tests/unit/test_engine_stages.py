@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollouts.engine.agent import Agent, AgentSettings
+from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import EnvironmentFailed, EvaluationFailed, StageTimedOut
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, run_stage
@@ -33,6 +34,10 @@ from sandboxes.protocol import SandboxSpec
 COMPLETED = Termination(Phase.RUN, Cause.COMPLETED)
 
 Step = Callable[[Any], Awaitable[Any]]
+
+
+def within(seconds: float) -> Deadline:
+    return Deadline.after(seconds, f"the test's {seconds:g} s")
 
 
 class Scenario:
@@ -118,15 +123,15 @@ async def hang_and_complain(ctx: Any) -> Any:
 
 @pytest.mark.parametrize("step", [hang, hang_and_swallow, hang_and_complain])
 async def test_init_and_eval_end_at_their_deadline_whatever_the_code_makes_of_it(step: Step) -> None:
-    with pytest.raises(StageTimedOut, match="init"):
-        await init_stage(Scenario(step), INIT, timeout=0.02)
-    with pytest.raises(StageTimedOut, match="eval"):
-        await eval_stage(Scenario(step), EVAL, timeout=0.02)
+    with pytest.raises(StageTimedOut, match=r"the test.s 0.02 s ran out"):
+        await init_stage(Scenario(step), INIT, deadline=within(0.02))
+    with pytest.raises(StageTimedOut, match=r"the test.s 0.02 s ran out"):
+        await eval_stage(Scenario(step), EVAL, deadline=within(0.02))
 
 
 @pytest.mark.parametrize("step", [hang, hang_and_swallow, hang_and_complain])
 async def test_the_agents_deadline_is_an_outcome(run_context: RunContext, step: Step) -> None:
-    outcome = await run_stage(Scenario(step), run_context, agent_timeout=0.02)
+    outcome = await run_stage(Scenario(step), run_context, deadline=within(0.02))
 
     assert outcome.termination.cause is Cause.AGENT_TIMEOUT
 
@@ -137,11 +142,11 @@ async def test_the_agents_deadline_is_an_outcome(run_context: RunContext, step: 
 async def test_what_environment_code_raises_is_the_environments_failure(run_context: RunContext, exc: Exception) -> None:
     scenario = Scenario(raising(exc))
     with pytest.raises(EnvironmentFailed, match=type(exc).__name__) as in_init:
-        await init_stage(scenario, INIT, timeout=5)
+        await init_stage(scenario, INIT, deadline=within(5))
     with pytest.raises(EnvironmentFailed, match=type(exc).__name__):
-        await run_stage(scenario, run_context, agent_timeout=5)
+        await run_stage(scenario, run_context, deadline=within(5))
     with pytest.raises(EvaluationFailed, match=type(exc).__name__) as in_eval:
-        await eval_stage(scenario, EVAL, timeout=5)
+        await eval_stage(scenario, EVAL, deadline=within(5))
     assert not in_init.value.retryable and not in_eval.value.retryable
 
 
@@ -151,9 +156,9 @@ async def test_what_environment_code_raises_is_the_environments_failure(run_cont
 async def test_failures_of_other_boundaries_pass_as_they_are(run_context: RunContext, exc: Exception) -> None:
     scenario = Scenario(raising(exc))
     for stage in (
-        init_stage(scenario, INIT, timeout=5),
-        run_stage(scenario, run_context, agent_timeout=5),
-        eval_stage(scenario, EVAL, timeout=5),
+        init_stage(scenario, INIT, deadline=within(5)),
+        run_stage(scenario, run_context, deadline=within(5)),
+        eval_stage(scenario, EVAL, deadline=within(5)),
     ):
         with pytest.raises(type(exc)) as raised:
             await stage
@@ -167,7 +172,7 @@ async def test_they_are_also_found_in_the_group_a_task_group_raises() -> None:
             group.create_task(raising(SandboxLost("gone"))(ctx))  # type: ignore[arg-type]
 
     with pytest.raises(SandboxLost):
-        await eval_stage(Scenario(grouped), EVAL, timeout=5)
+        await eval_stage(Scenario(grouped), EVAL, deadline=within(5))
 
 
 async def test_cancellation_passes(run_context: RunContext) -> None:
@@ -177,7 +182,7 @@ async def test_cancellation_passes(run_context: RunContext) -> None:
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(run_stage(Scenario(wait), run_context, agent_timeout=60))
+    task = asyncio.create_task(run_stage(Scenario(wait), run_context, deadline=within(60)))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -189,7 +194,7 @@ async def test_a_run_that_ends_by_itself(run_context: RunContext) -> None:
         ctx.artefacts["answer"] = "4"
         return COMPLETED
 
-    outcome = await run_stage(Scenario(run), run_context, agent_timeout=5)
+    outcome = await run_stage(Scenario(run), run_context, deadline=within(5))
 
     assert (outcome.termination, outcome.artefacts, outcome.fidelity) == (COMPLETED, {"answer": "4"}, Fidelity.TOKEN_EXACT)
 
@@ -202,7 +207,7 @@ async def test_what_there_was_when_the_agents_time_ran_out_is_kept(run_context: 
         finally:
             ctx.artefacts["answer"] = agent.final_text
 
-    outcome = await run_stage(Scenario(run), run_context, agent_timeout=0.3)
+    outcome = await run_stage(Scenario(run), run_context, deadline=within(0.3))
 
     assert outcome.termination.cause is Cause.AGENT_TIMEOUT
     assert outcome.artefacts == {"answer": ""}
@@ -216,14 +221,14 @@ async def test_a_context_overflow_outside_the_shipped_agent_is_the_policys(run_c
         ctx.conversation.append({"role": "user", "content": "x" * 100_000})
         await ctx.conversation.sample(0)
 
-    outcome = await run_stage(Scenario(run), run_context, agent_timeout=5)
+    outcome = await run_stage(Scenario(run), run_context, deadline=within(5))
 
     assert outcome.termination.cause is Cause.CONTEXT_OVERFLOW
 
 
 async def test_a_run_must_return_a_termination(run_context: RunContext) -> None:
     with pytest.raises(EnvironmentFailed, match="NoneType"):
-        await run_stage(Scenario(returning(None)), run_context, agent_timeout=5)
+        await run_stage(Scenario(returning(None)), run_context, deadline=within(5))
 
 
 @pytest.mark.parametrize("value", [b"bytes", float("nan"), object()])
@@ -233,13 +238,13 @@ async def test_artefacts_must_be_json(run_context: RunContext, value: object) ->
         return COMPLETED
 
     with pytest.raises(EnvironmentFailed, match="not JSON"):
-        await run_stage(Scenario(run), run_context, agent_timeout=5)
+        await run_stage(Scenario(run), run_context, deadline=within(5))
 
 
 async def test_a_good_score_is_returned() -> None:
     score = Score([RewardComponent("correct", 1), RewardComponent("style", None, weight=0.5)])
 
-    assert await eval_stage(Scenario(returning(score)), EVAL, timeout=5) is score
+    assert await eval_stage(Scenario(returning(score)), EVAL, deadline=within(5)) is score
 
 
 @pytest.mark.parametrize(
@@ -261,4 +266,4 @@ async def test_a_good_score_is_returned() -> None:
 )
 async def test_a_bad_score_is_refused(score: Any, complaint: str) -> None:
     with pytest.raises(EvaluationFailed, match=complaint):
-        await eval_stage(Scenario(returning(score)), EVAL, timeout=5)
+        await eval_stage(Scenario(returning(score)), EVAL, deadline=within(5))

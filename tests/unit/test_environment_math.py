@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollouts.engine.deadlines import Deadline
 from rollouts.engine.records import RunOutcome, ToolCallRecord, TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, run_stage
 from rollouts.environments import registry
@@ -55,13 +56,17 @@ async def play(sandbox: Session, *replies: str) -> tuple[RunOutcome, Recording, 
     directives = "".join(f"[[reply{turn}:{reply}]]" for turn, reply in enumerate(replies, start=1))
     task = registry.validate_task("math", {"question": f"Integrate x^2 from 0 to 3. {directives}", "expected_answer": "9"})
     recording, client = Recording(), ModelClient()
-    await init_stage(ENV, InitContext(CONFIG, task, sandbox), timeout=30)
+    await init_stage(ENV, InitContext(CONFIG, task, sandbox), deadline=Deadline.after(30, "the test's time"))
     async with ScriptedServer() as server:
         address = ServerAddress(server.url, server.model, "policy", 0, 8192)
         conversation = Conversation(client, address, Sampling(), call_timeout=30.0)
-        outcome = await run_stage(ENV, RunContext(CONFIG, task, sandbox, conversation, recording), agent_timeout=60)
+        outcome = await run_stage(
+            ENV, RunContext(CONFIG, task, sandbox, conversation, recording), deadline=Deadline.after(60, "the test's time")
+        )
         await client.close()
-    score = await eval_stage(ENV, EvalContext(CONFIG, task, outcome.artefacts, None), timeout=60)
+    score = await eval_stage(
+        ENV, EvalContext(CONFIG, task, outcome.artefacts, None), deadline=Deadline.after(60, "the test's time")
+    )
     return outcome, recording, score.total
 
 

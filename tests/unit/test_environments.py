@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import EnvironmentFailed
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, run_stage
@@ -211,9 +212,11 @@ async def test_arithmetic_from_prompt_to_reward(accuracy: float, reward: float) 
     task = registry.validate_task("arithmetic", {"a": 2, "b": 3})
     async with scripted_conversation(script=solver(accuracy)) as conversation:
         ctx = RunContext(config, task, None, conversation, Recording())
-        outcome = await run_stage(env, ctx, agent_timeout=30)
+        outcome = await run_stage(env, ctx, deadline=Deadline.after(30, "the test's time"))
     assert outcome.termination.cause is Cause.COMPLETED
-    score = await eval_stage(env, EvalContext(config, task, outcome.artefacts, None), timeout=30)
+    score = await eval_stage(
+        env, EvalContext(config, task, outcome.artefacts, None), deadline=Deadline.after(30, "the test's time")
+    )
     assert score.total == reward
 
 
