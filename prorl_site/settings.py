@@ -75,6 +75,8 @@ DB_POOL_SIZE = env.integer("PRORL_DB_POOL_SIZE", 10)
 _database: dict[str, Any] = dict(dj_database_url.parse(env.text("PRORL_DATABASE_URL", "postgres:///prorl"), conn_max_age=0))
 if _database["ENGINE"] != "django.db.backends.postgresql":
     raise ImproperlyConfigured("PRORL_DATABASE_URL must be a postgres:// URL.")
+# None (no prepared statements) is for connection poolers that cannot keep them; see services/prepared.py.
+_database.setdefault("OPTIONS", {})["prepare_threshold"] = 5 if env.boolean("PRORL_DB_PREPARE", True) else None
 if DB_POOL_SIZE:
     _database.setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": DB_POOL_SIZE, "timeout": 30}
 DATABASES = {"default": _database}

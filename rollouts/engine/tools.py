@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,13 @@ class Signature:
 
 def signature(tool: Tool) -> Signature:
     """What parsing needs to know of a tool."""
-    return Signature(tool.arguments.model_json_schema(), tool.code_argument)
+    return Signature(_schema(tool.arguments), tool.code_argument)
+
+
+@functools.cache
+def _schema(arguments: type[ToolArguments]) -> Mapping[str, Any]:
+    """Made once for each kind of tool: every rollout has tools of its own, and pydantic takes its time."""
+    return arguments.model_json_schema()
 
 
 def describe_tools(tools: Sequence[Tool]) -> str:
@@ -128,7 +135,7 @@ def describe_tools(tools: Sequence[Tool]) -> str:
 
 
 def _function(tool: Tool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": _plain_schema(tool.arguments.model_json_schema())}
+    return {"name": tool.name, "description": tool.description, "parameters": _plain_schema(_schema(tool.arguments))}
 
 
 def _plain_schema(schema: Any) -> Any:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connection
 from psycopg.types.json import Jsonb
 
 from rollouts.engine.records import RunOutcome, TurnRecord
@@ -16,6 +15,7 @@ from rollouts.models import ModelCall
 
 from .claim import Claim
 from .finish import termination_values
+from .prepared import execute_prepared
 from .storable import storable_json, storable_text
 from .transition import Move, move_each
 
@@ -135,9 +135,7 @@ def record_turns(writes: Sequence[TurnWrite]) -> list[bool]:
     }
     if tools:
         parameters |= _parameters("tool", _TOOL, tools)
-    with connection.cursor() as cursor:
-        cursor.execute(_STATEMENTS[bool(tools)], parameters)
-        stored = set(cursor.fetchall())
+    stored = set(execute_prepared(_STATEMENTS[bool(tools)], parameters))
     return [(write.claim.rollout_id, write.claim.attempt) in stored for write in writes]
 
 

@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from rollouts.lifecycle import TERMINAL, EventKind, Stage, State
 from rollouts.models import Rollout
 
+from .prepared import execute_prepared
 from .storable import storable_text
 
 # The dispatcher listens here: something became claimable, or a slot became free.
@@ -197,9 +198,7 @@ def move_each(
         notice="" if quiet else _NOTICE,
         noticed="" if quiet else ", (SELECT count(*) FROM notice)",
     )
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        return [Moved(row[0], row[1], State(row[2])) for row in cursor.fetchall()]
+    return [Moved(row[0], row[1], State(row[2])) for row in execute_prepared(statement, parameters)]
 
 
 def _sql_type(column: str) -> str:
