@@ -71,6 +71,11 @@ FEED_BEHIND = _gauge(
     ("consumer",),
     "Finished rollouts a consumer has still to deal with (`metering`: the counters below).",
 )
+WEBHOOKS_PENDING = _gauge("prorl_webhook_deliveries_pending", (), "Webhook messages that are still to be delivered.")
+WEBHOOKS_OLDEST = _gauge("prorl_webhook_oldest_pending_seconds", (), "Age of the first of them; 0 when there is none.")
+BLOBS = _gauge("prorl_blobs", (), "Blobs: large tool outputs and artefacts.")
+BLOB_BYTES = _gauge("prorl_blob_stored_bytes", (), "What they take in the storage, compressed.")
+DISPATCHER_AGE = _gauge("prorl_dispatcher_last_pass_seconds", (), "Since the dispatcher last got through its rescue step.")
 DB_CONNECTIONS = _gauge("prorl_database_connections", ("state",), "Connections to this database, by state.")
 DB_MAX_CONNECTIONS = _gauge("prorl_database_max_connections", (), "How many the database server allows in total.")
 DB_OLDEST_TRANSACTION = _gauge(

@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from django.db import connection
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Min, Q, Sum
 from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.lifecycle import STAGES, TERMINAL, State
 from rollouts.metrics import CATALOGUE, Kind, Metric
-from rollouts.models import LLMServer, MetricSeries, WorkerProcess
+from rollouts.models import Blob, LLMServer, MetricSeries, RescuerPass, WebhookDelivery, WorkerProcess
 
 Values = dict[tuple[str, ...], float]  # the labels' values, in the metric's order -> the number
 
@@ -26,7 +26,7 @@ class Observed(NamedTuple):
 
 def gauges() -> dict[Metric, Values]:
     """Now. Each from an index or a small table, also with very many rollouts queued."""
-    return {**_unfinished(), **_workers(), **_servers(), **_feeds(), **_database()}
+    return {**_unfinished(), **_workers(), **_servers(), **_dispatcher(), **_outside(), **_database()}
 
 
 def counters() -> dict[Metric, Values]:
@@ -132,10 +132,27 @@ SELECT consumer, (
 """
 
 
-def _feeds() -> dict[Metric, Values]:
+def _dispatcher() -> dict[Metric, Values]:
     with connection.cursor() as cursor:
         cursor.execute(_BEHIND)
-        return {metrics.FEED_BEHIND: {(consumer,): number for consumer, number in cursor.fetchall()}}
+        behind = {(consumer,): number for consumer, number in cursor.fetchall()}
+    last = RescuerPass.objects.first()
+    age = {(): (timezone.now() - last.at).total_seconds()} if last else {}
+    return {metrics.FEED_BEHIND: behind, metrics.DISPATCHER_AGE: age}
+
+
+def _outside() -> dict[Metric, Values]:
+    """What is kept elsewhere, or is to go there."""
+    pending = WebhookDelivery.objects.filter(state=WebhookDelivery.State.PENDING)
+    webhooks = pending.aggregate(number=Count("id"), first=Min("created_at"))
+    blobs = Blob.objects.aggregate(number=Count("sha256"), stored=Sum("stored_size"))
+    age = (timezone.now() - webhooks["first"]).total_seconds() if webhooks["first"] else 0.0
+    return {
+        metrics.WEBHOOKS_PENDING: {(): webhooks["number"]},
+        metrics.WEBHOOKS_OLDEST: {(): age},
+        metrics.BLOBS: {(): blobs["number"]},
+        metrics.BLOB_BYTES: {(): blobs["stored"] or 0},
+    }
 
 
 _ACTIVITY = """

@@ -75,7 +75,8 @@ WITH done AS MATERIALIZED (
     LATERAL (VALUES ('init', init_seconds), ('run', run_seconds), ('eval', eval_seconds)) AS spent (stage, seconds)
     WHERE seconds > 0
 ), setbacks AS MATERIALIZED (
-    SELECT event.kind, event.data->>'stage' AS stage, COALESCE(event.data->>'cause', 'handed_back') AS cause
+    SELECT event.kind, COALESCE(event.data->>'cause', 'handed_back') AS cause, COALESCE(event.data->>'stage',
+        CASE event.from_state WHEN 'initializing' THEN 'init' WHEN 'running' THEN 'run' ELSE 'eval' END) AS stage
     FROM rollouts_rolloutevent event
     WHERE event.rollout_id = ANY(%(ids)s) AND event.kind IN ('requeued', 'released', 'stuck')
 ), calls AS MATERIALIZED (

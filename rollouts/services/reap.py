@@ -5,16 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from rollouts import metrics
 from rollouts.engine.errors import stuck
 from rollouts.lifecycle import PHASES, STAGES, WAITING, EventKind, Stage, State
 from rollouts.models import Node, Rollout, WorkerProcess
 from rollouts.run_settings import RunSettings
 
+from . import metering
 from .finish import finish_cancelled, give_up_attempt, give_up_lost, hand_back
 from .transition import Guard
 
@@ -22,7 +24,7 @@ from .transition import Guard
 def reap() -> int:
     """One pass; how many rollouts were taken back. Safe to run at any time and more than once."""
     if _is_a_fair_judge():
-        WorkerProcess.objects.filter(lease_expires_at__lt=Now(), lost_at=None, stopped_at=None).update(lost_at=Now())
+        _declare_lost()
     _end_cancelled()
     _note_stuck()
     return _take_back_from_lost_workers() + _take_back_stuck() + _take_back_from_draining_nodes() + _take_back_from_lost_nodes()
@@ -46,6 +48,14 @@ def _is_a_fair_judge() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(_JUDGE, {"lease": settings.LEASE_SECONDS})
         return bool(cursor.fetchone()[0])
+
+
+def _declare_lost() -> None:
+    expired = WorkerProcess.objects.filter(lease_expires_at__lt=Now(), lost_at=None, stopped_at=None)
+    for worker in expired:
+        with transaction.atomic():
+            if expired.filter(id=worker.id).update(lost_at=Now()):
+                metering.count(metrics.WORKERS_LOST, {"stage": worker.stage})
 
 
 def _end_cancelled() -> None:
