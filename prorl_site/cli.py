@@ -42,6 +42,12 @@ def prune(dry_run: bool = typer.Option(False, "--dry-run", help="Only say how mu
     _manage("prune", *(["--dry-run"] if dry_run else []))
 
 
+@app.command()
+def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON object instead of lines for people.")) -> None:
+    """Check everything the platform stands on, and say what to do. Exit code 1: something fails."""
+    _manage("doctor", *(["--json"] if as_json else []))
+
+
 def _manage(*arguments: str) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")

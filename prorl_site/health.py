@@ -5,6 +5,8 @@ Workers and the dispatcher have no port: a worker's sign of life is its lease, t
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 from django.db.migrations.loader import MigrationLoader
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -40,14 +42,16 @@ def _problems() -> dict[str, str]:
     """Component -> what is wrong with it, or an empty string."""
     try:
         with own_connection(patience=_PATIENCE_SECONDS) as database:
-            applied = {(app, name) for app, name in database.execute("SELECT app, name FROM django_migrations").fetchall()}
-    except psycopg.errors.UndefinedTable:
-        applied = set()
+            missing = missing_migrations(database)
     except psycopg.Error:
         return {"database": "does not answer", "migrations": "unknown"}
-    missing = len(_known_migrations() - applied)
     return {"database": "", "migrations": f"{missing} not applied; run `python -m django migrate`" if missing else ""}
 
 
-def _known_migrations() -> set[tuple[str, str]]:
-    return set(MigrationLoader(None).disk_migrations)
+def missing_migrations(database: psycopg.Connection[Any]) -> int:
+    """How many of this version's migrations the database does not have."""
+    try:
+        applied = set(database.execute("SELECT app, name FROM django_migrations").fetchall())
+    except psycopg.errors.UndefinedTable:
+        applied = set()
+    return len(set(MigrationLoader(None).disk_migrations) - applied)

@@ -24,6 +24,7 @@ ALLOWED_HOSTS = env.words("PRORL_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = env.words("PRORL_CSRF_TRUSTED_ORIGINS", "")
 
 INSTALLED_APPS = [
+    "prorl_site",
     "prorl_site.admin.ProrlAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -146,6 +147,7 @@ SPECTACULAR_SETTINGS = {
 # --- Message broker ----------------------------------------------------------------------------------------------------------
 BROKER_URL = env.text("PRORL_BROKER_URL")  # amqp://…; empty: files under var/, for one machine
 BROKER_DIR = VAR_DIR / "broker"
+RABBITMQ_MANAGEMENT_URL = env.text("PRORL_RABBITMQ_MANAGEMENT_URL")  # only `prorl doctor` asks it
 
 # --- Execution ---------------------------------------------------------------------------------------------------------------
 NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])

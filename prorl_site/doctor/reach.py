@@ -1,0 +1,117 @@
+"""What rollouts reach out to: model servers, sandboxes, the storage of blobs. Each is tried for real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.conf import settings
+from django.core.files.base import ContentFile
+from django.core.files.storage import storages
+
+from rollouts.llm.client import ModelClient
+from rollouts.llm.errors import ModelError
+from rollouts.models import LLMServer
+from sandboxes.errors import SandboxError
+from sandboxes.protocol import SandboxSpec
+from sandboxes.registry import get_backend
+
+from .report import Finding, fail, ok, warn
+
+_PATIENCE_SECONDS = 10.0
+
+
+def model_servers() -> Iterator[Finding]:
+    """Each is asked for one token, as a rollout would do it."""
+    servers = list(LLMServer.objects.exclude(state=LLMServer.Health.PAUSED).select_related("policy"))
+    if not servers:
+        yield warn("models", "no LLM server is registered, or all are paused", "Register one: POST /api/v1/llm-servers/.")
+        return
+    yield from asyncio.run(_probe_all(servers))
+
+
+async def _probe_all(servers: list[LLMServer]) -> list[Finding]:
+    client = ModelClient()
+    try:
+        return await asyncio.gather(*(_probe(client, server) for server in servers))
+    finally:
+        await client.close()
+
+
+async def _probe(client: ModelClient, server: LLMServer) -> Finding:
+    name = f"{server.model} at {server.url}"
+    begun = time.perf_counter()
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            found = await client.probe(server.url, api_key=server.api_key)
+    except TimeoutError:
+        reason = f"did not answer within {_PATIENCE_SECONDS:g} s"
+    except ModelError as error:
+        reason = str(error)
+    else:
+        if server.model not in found.models:
+            return fail("models", f"{name} serves {', '.join(found.models)} now", "Register the server again with its model.")
+        if not (found.returns_token_ids and found.returns_logprobs):
+            return fail("models", f"{name} returns no token ids or no logprobs", "Use vLLM 0.10.2 or newer.")
+        return ok("models", f"{name} sampled a token in {(time.perf_counter() - begun) * 1000:.0f} ms")
+    return fail("models", f"{name} for policy {server.policy.name}: {reason}", "Start it, or remove it from the policy.")
+
+
+def sandbox() -> Iterator[Finding]:
+    """Start one, talk to it, stop it: what a node of this host's kind does."""
+    with tempfile.TemporaryDirectory(prefix="prorl-doctor-") as folder:
+        try:
+            yield asyncio.run(_try_sandbox(Path(folder)))
+        except SandboxError as error:
+            yield fail(
+                "sandboxes",
+                f"{settings.SANDBOX_BACKEND}: {error}",
+                f"Run `python -m django sandbox_selfcheck {settings.SANDBOX_BACKEND}`. Not needed on hosts without workers.",
+            )
+
+
+async def _try_sandbox(folder: Path) -> Finding:
+    backend = get_backend(settings.SANDBOX_BACKEND, folder)
+    support = await backend.probe()
+    name = f"prorl-doctor-{os.getpid()}"
+    begun = time.perf_counter()
+    try:
+        info = await backend.start(name, SandboxSpec())
+        session = await backend.connect(name)
+        await session.ping()
+        seconds = time.perf_counter() - begun
+        await session.close()
+    finally:
+        await backend.stop(name)
+    found = f"{settings.SANDBOX_BACKEND} {support.get('version', '')} ready in {seconds * 1000:.0f} ms, and stopped"
+    if missing := sorted(limit for limit, how in info.enforced.items() if how == "none"):
+        return warn("sandboxes", f"{found}; not enforced: {', '.join(missing)}", "Delegate cgroup v2 controllers to this user.")
+    return ok("sandboxes", found)
+
+
+def blobs() -> Iterator[Finding]:
+    storage = storages["blobs"]
+    content = uuid.uuid4().bytes
+    try:
+        name = storage.save(f"doctor/{uuid.uuid4().hex}", ContentFile(content))
+        try:
+            with storage.open(name) as file:
+                same = file.read() == content
+        finally:
+            storage.delete(name)
+    except OSError as error:
+        yield fail(
+            "blobs",
+            f"the storage of blobs fails: {error}",
+            "Rollouts with large outputs are repeated until it works. Free it, or correct PRORL_BLOB_DIR, PRORL_BLOB_BACKEND.",
+        )
+        return
+    if same:
+        yield ok("blobs", "one was stored, read and removed")
+    else:
+        yield fail("blobs", "the storage returns other bytes than were stored", "Check PRORL_BLOB_BACKEND and its options.")
