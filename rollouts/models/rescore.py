@@ -31,6 +31,7 @@ class Rescoring(models.Model):
     )
     state = models.CharField(max_length=10, choices=choices(RescoringState), default=RescoringState.QUEUED.value)
     tries = models.PositiveIntegerField(default=0, help_text="Times it was taken by a worker; fences late writes.")
+    failures = models.PositiveIntegerField(default=0, help_text="Tries that failed.")
     owner = models.ForeignKey(WorkerProcess, models.PROTECT, null=True, related_name="rescorings")
     not_before = models.DateTimeField(null=True, help_text="Not taken before this moment (backoff).")
     sandbox_name = models.CharField(max_length=100, blank=True)

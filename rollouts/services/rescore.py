@@ -28,8 +28,8 @@ _RESCORABLE = Q(_RAN & ~_LEFT_UNSCORED | _EVAL_FAILED, finished_at__isnull=False
 # Locked, so that retention either sees the rescoring or has already said what it pruned.
 _ASK = """
 INSERT INTO rollouts_rescoring
-    (rollout_id, environment_id, state, tries, sandbox_name, requested_at, cause, detail, traceback)
-SELECT chosen.id, COALESCE(%s, chosen.environment_id), '{queued}', 0, '', now(), '', '', ''
+    (rollout_id, environment_id, state, tries, failures, sandbox_name, requested_at, cause, detail, traceback)
+SELECT chosen.id, COALESCE(%s, chosen.environment_id), '{queued}', 0, 0, '', now(), '', '', ''
 FROM ({chosen} FOR SHARE OF rollouts_rollout) chosen ON CONFLICT DO NOTHING
 """
 

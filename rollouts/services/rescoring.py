@@ -37,6 +37,7 @@ class RescoringClaim:
 
     rescoring_id: int
     tries: int
+    failures: int
     owner: UUID
     rollout_id: UUID
     attempt: int
@@ -82,6 +83,7 @@ def _claim(rescoring: Rescoring, owner: UUID) -> RescoringClaim:
     return RescoringClaim(
         rescoring_id=rescoring.pk,
         tries=rescoring.tries,
+        failures=rescoring.failures,
         owner=owner,
         rollout_id=rollout.id,
         attempt=rollout.attempt,
@@ -150,36 +152,26 @@ def fail_rescoring(*, claim: RescoringClaim, failure: Failure) -> bool:
     held = Rescoring.objects.filter(
         id=claim.rescoring_id, owner_id=claim.owner, tries=claim.tries, state=RescoringState.RUNNING.value
     )
-    return _give_up(held, claim.tries, claim.settings, failure)
-
-
-def hand_back_rescoring(*, claim: RescoringClaim) -> bool:
-    """The worker stops: somebody else does it, and the try does not count."""
-    return bool(
-        Rescoring.objects.filter(
-            id=claim.rescoring_id, owner_id=claim.owner, tries=claim.tries, state=RescoringState.RUNNING.value
-        ).update(state=RescoringState.QUEUED.value, owner=None)
-    )
+    return _give_up(held, claim.failures, claim.settings, failure)
 
 
 def take_back_rescorings() -> int:
-    """What lost and stopped worker processes had goes back to the queue; how many. Safe to run at any time."""
+    """What stopped and lost worker processes had goes back to the queue; how many. Safe to run at any time."""
     running = Rescoring.objects.filter(state=RescoringState.RUNNING.value)
-    gone = running.exclude(owner__lost_at=None, owner__stopped_at=None).select_related("owner", "rollout__run")
-    taken = 0
-    for rescoring in gone:
+    taken = running.filter(owner__stopped_at__isnull=False).update(state=RescoringState.QUEUED.value, owner=None)
+    for rescoring in running.filter(owner__lost_at__isnull=False).select_related("owner", "rollout__run"):
         owner = rescoring.owner
         assert owner is not None  # noqa: S101 - a constraint of the table
         detail = f"worker process {owner.pid} on {owner.node} was lost"
         failure = Failure(Termination(Phase.EVAL, Cause.WORKER_LOST, detail), retryable=True, traceback="")
         held = running.filter(id=rescoring.pk, owner=owner, tries=rescoring.tries)
-        taken += _give_up(held, rescoring.tries, RunSettings.model_validate(rescoring.rollout.run.settings), failure)
+        taken += _give_up(held, rescoring.failures, RunSettings.model_validate(rescoring.rollout.run.settings), failure)
     return taken
 
 
-def _give_up(held: QuerySet[Rescoring], tries: int, settings: RunSettings, failure: Failure) -> bool:
+def _give_up(held: QuerySet[Rescoring], failures: int, settings: RunSettings, failure: Failure) -> bool:
     now = timezone.now()
-    decision = decide(settings, Stage.EVAL, failure, {Stage.EVAL: tries - 1})
+    decision = decide(settings, Stage.EVAL, failure, {Stage.EVAL: failures})
     if isinstance(decision, GiveUp):
         outcome: dict[str, Any] = {"state": RescoringState.FAILED.value, "finished_at": now}
     else:
@@ -187,6 +179,7 @@ def _give_up(held: QuerySet[Rescoring], tries: int, settings: RunSettings, failu
     return bool(
         held.update(
             owner=None,
+            failures=failures + 1,
             cause=failure.termination.cause.value,
             detail=storable_text(failure.termination.detail),
             traceback=storable_text(failure.traceback),

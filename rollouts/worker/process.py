@@ -35,6 +35,7 @@ from sandboxes.registry import get_backend
 
 from .database import Database
 from .janitor import Janitor
+from .rescoring import Rescorer
 from .stages import CARRY_OUT, Tools
 from .writes import Writes
 
@@ -42,6 +43,8 @@ logger = structlog.get_logger(__name__)
 
 # How long a stopping worker waits for its rollouts to be handed back.
 _DRAIN_SECONDS = 3.0
+# An EVAL worker scores finished rollouts again on one extra slot for so many ordinary ones.
+_RESCORING_SHARE = 4
 
 
 class Interruption(enum.Enum):
@@ -119,6 +122,10 @@ class WorkerProcess:
         if self.stage is Stage.INIT:
             janitor = Janitor(database=self._database, backend=backend, node=self.node)
             self._background.append(self._loop.create_task(janitor.run()))
+        if self.stage is Stage.EVAL:
+            slots = max(1, self.concurrency // _RESCORING_SHARE)
+            rescorer = Rescorer(self._tools, slots=slots, owner=lambda: None if self._refuses else self._id)
+            self._background.append(self._loop.create_task(rescorer.run()))
 
     async def _register(self) -> None:
         self._id = await self._database.insist(

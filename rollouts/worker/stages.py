@@ -55,12 +55,17 @@ def environment_of(claim: Claim | RescoringClaim) -> tuple[Environment, Environm
     )
 
 
-async def _initialize(tools: Tools, claim: Claim) -> None:
-    environment, config, task = environment_of(claim)
+def spec_of(environment: Environment, config: EnvironmentConfig, task: TaskPayload) -> SandboxSpec | None:
+    """The sandbox that the task needs. Raises `EnvironmentFailed`."""
     try:
-        spec = environment.sandbox_spec(config, task)
+        return environment.sandbox_spec(config, task)
     except Exception as error:
         raise EnvironmentFailed(f"sandbox_spec raised {describe(error)}") from error
+
+
+async def _initialize(tools: Tools, claim: Claim) -> None:
+    environment, config, task = environment_of(claim)
+    spec = spec_of(environment, config, task)
     name = sandbox_name(claim.rollout_id, claim.attempt) if spec else ""
     deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
     handed_over = False

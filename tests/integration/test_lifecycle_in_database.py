@@ -7,7 +7,7 @@ import importlib
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from rollouts.lifecycle import TERMINAL, TRANSITIONS, Blame, Cause, Phase, State, Termination, final_state
+from rollouts.lifecycle import REPAIRS, TERMINAL, TRANSITIONS, Blame, Cause, Phase, State, Termination, final_state
 from rollouts.models import RolloutEvent
 from rollouts.services.transition import Guard, move
 from tests.integration.domain import Domain
@@ -18,10 +18,11 @@ ALL_PAIRS = [(old, new) for old in State for new in State if old is not new]
 
 
 def test_the_migration_repeats_the_lifecycle():
-    moves = importlib.import_module("rollouts.migrations.0002_transition_trigger").MOVES
-    assert {State(old): {State(new) for new in news} for old, news in moves.items()} == {
-        old: set(news) for old, news in TRANSITIONS.items() if news
-    }
+    migration = importlib.import_module("rollouts.migrations.0002_transition_trigger")
+    for repeated, original in [(migration.MOVES, TRANSITIONS), (migration.REPAIRS, REPAIRS)]:
+        assert {State(old): {State(new) for new in news} for old, news in repeated.items()} == {
+            old: set(news) for old, news in original.items() if news
+        }
 
 
 @pytest.mark.parametrize(("old", "new"), ALL_PAIRS, ids=lambda state: state.value)

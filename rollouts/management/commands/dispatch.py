@@ -18,6 +18,7 @@ from prorl_site.celery import app
 from rollouts.services.dispatch import due_hints, end_waits, unmark
 from rollouts.services.metering import meter
 from rollouts.services.reap import reap
+from rollouts.services.rescoring import take_back_rescorings
 from rollouts.services.retention import prune
 from rollouts.services.servers import probe_servers
 from rollouts.services.transition import DISPATCH_CHANNEL
@@ -41,6 +42,7 @@ class Step(NamedTuple):
 STEPS = (
     Step("end waits", end_waits, 0.25),
     Step("rescue", reap, 1.0),
+    Step("take back rescorings", take_back_rescorings, 2.0),
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
     Step("count what finished", meter, 2.0),
