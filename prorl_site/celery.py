@@ -45,6 +45,8 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
     worker_send_task_events=False,
+    # Its restoring step talks to the broker from a job's thread: after a lost connection a worker then stands still for ever.
+    worker_enable_prefetch_count_reduction=False,
     task_track_started=False,
 )
 app.autodiscover_tasks(["rollouts"])
