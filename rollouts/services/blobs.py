@@ -34,8 +34,8 @@ from .storable import storable_json, storable_text
 
 logger = logging.getLogger(__name__)
 
-# The first two hex digits of a digest: the folders of the storage, and the pieces in which it is cleaned.
-SHARDS = tuple(f"{number:02x}" for number in range(256))
+# The first hex digit of a digest: the pieces in which rows are cleaned. The storage has folders by the first two.
+SHARDS = "0123456789abcdef"
 
 _EXCERPT_CHARS = 8000
 _BATCH = 200
@@ -162,14 +162,19 @@ def remove_unreferenced(*, shard: str, untouched_since: datetime) -> int:
     return len(files)
 
 
-def sweep_files(*, shard: str, older_than: datetime) -> int:
-    """Delete a shard's files that no row names: those of writers and cleaners that were killed halfway; how many."""
-    storage = blob_storage()
+def folders(*, shard: str) -> list[str]:
+    """The storage's folders with files of a shard."""
     try:
-        present = {f"{shard}/{name}" for name in storage.listdir(shard)[1]}
-    except FileNotFoundError:
-        return 0
-    named = Blob.objects.filter(sha256__gte=shard, sha256__lt=_end(shard)).values_list("file", flat=True)
+        return [folder for folder in blob_storage().listdir("")[0] if folder.startswith(shard)]
+    except FileNotFoundError:  # nothing was ever stored
+        return []
+
+
+def sweep_files(*, folder: str, older_than: datetime) -> int:
+    """Delete files that no row names: those of writers and cleaners that were killed halfway; how many."""
+    storage = blob_storage()
+    present = {f"{folder}/{name}" for name in storage.listdir(folder)[1]}
+    named = Blob.objects.filter(sha256__gte=folder, sha256__lt=_end(folder)).values_list("file", flat=True)
     stray = []
     for file in present.difference(named):
         with contextlib.suppress(FileNotFoundError):  # its cleaner was only slow
@@ -179,6 +184,6 @@ def sweep_files(*, shard: str, older_than: datetime) -> int:
     return len(stray)
 
 
-def _end(shard: str) -> str:
-    """Just after the shard's last digest: `g` follows the hex digits."""
-    return f"{shard}g"
+def _end(prefix: str) -> str:
+    """Just after the last digest that begins so: `g` follows the hex digits."""
+    return f"{prefix}g"

@@ -189,13 +189,14 @@ class _BlobShards:
         self._limit = limit
         first = random.randrange(len(blobs.SHARDS))  # noqa: S311
         self._left = [*blobs.SHARDS[first:], *blobs.SHARDS[:first]]
+        self._folders: list[str] = []
 
     def batch(self) -> int:
-        while self._left:
-            shard = self._left[0]
-            if gone := blobs.remove_unreferenced(shard=shard, untouched_since=self._limit):
-                return gone
-            self._left.pop(0)
-            if gone := blobs.sweep_files(shard=shard, older_than=self._limit):
+        while self._left or self._folders:
+            if self._folders:
+                gone = blobs.sweep_files(folder=self._folders.pop(), older_than=self._limit)
+            elif not (gone := blobs.remove_unreferenced(shard=self._left[0], untouched_since=self._limit)):
+                self._folders = blobs.folders(shard=self._left.pop(0))
+            if gone:
                 return gone
         return 0

@@ -295,15 +295,15 @@ class TestCleaning:
         digest = blobs.put(TEXT.encode())
         before = timezone.now()
         blobs.put(TEXT.encode())
-        assert blobs.remove_unreferenced(shard=digest[:2], untouched_since=before) == 0
+        assert blobs.remove_unreferenced(shard=digest[:1], untouched_since=before) == 0
         assert Blob.objects.exists()
 
     def test_sweeps_files_without_a_row_once_they_are_old(self, folder: Path) -> None:
         digest = blobs.put(TEXT.encode())
         stray = folder / digest[:2] / "left-by-a-killed-writer"
         stray.write_bytes(b"half of it")
-        assert blobs.sweep_files(shard=digest[:2], older_than=timezone.now() - timedelta(days=1)) == 0
-        assert blobs.sweep_files(shard=digest[:2], older_than=timezone.now() + timedelta(days=1)) == 1
+        assert blobs.sweep_files(folder=digest[:2], older_than=timezone.now() - timedelta(days=1)) == 0
+        assert blobs.sweep_files(folder=digest[:2], older_than=timezone.now() + timedelta(days=1)) == 1
         assert not stray.exists()
         assert Blob.objects.get().text() == TEXT
 
@@ -343,7 +343,7 @@ class TestCleaning:
             digests = [hashlib.sha256(content).hexdigest() for content in contents]
             while ToolCall.objects.filter(index=99).count() < 3 and writing.is_set():
                 for digest in digests:
-                    blobs.remove_unreferenced(shard=digest[:2], untouched_since=timezone.now() + timedelta(days=1))
+                    blobs.remove_unreferenced(shard=digest[:1], untouched_since=timezone.now() + timedelta(days=1))
 
         def write_or_stop(writer: int) -> None:
             try:
