@@ -1,4 +1,4 @@
-"""The client that trainers install. Needs httpx and nothing else of this repository.
+"""The client that trainers install. Needs httpx and msgpack, and nothing else of this repository.
 
     from rollouts.client import Client
 
@@ -15,6 +15,17 @@ anything twice.
 from .aio import AsyncClient
 from .arrays import SegmentArrays, unpack
 from .errors import ApiError, BudgetExhausted, FieldError, TooManyQueued
+from .events import Event
 from .sync import Client
 
-__all__ = ["ApiError", "AsyncClient", "BudgetExhausted", "Client", "FieldError", "SegmentArrays", "TooManyQueued", "unpack"]
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "BudgetExhausted",
+    "Client",
+    "Event",
+    "FieldError",
+    "SegmentArrays",
+    "TooManyQueued",
+    "unpack",
+]

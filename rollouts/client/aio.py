@@ -13,6 +13,8 @@ import httpx
 from . import calls
 from .calls import Call, Id
 from .connection import http_arguments
+from .errors import ApiError
+from .events import END, Event, EventReader, stream_arguments
 from .retries import Retries
 from .types import (
     Dataset,
@@ -188,6 +190,14 @@ class AsyncClient:
                 return
             after = page["next"]
 
+    def iter_events(self, rollout_id: Id, after: str = "") -> AsyncIterator[Event]:
+        """What happens to a rollout, as it happens: `history`, `turn`, `reward`, at last `end`. Reconnects by itself."""
+        return self._follow("rollouts", rollout_id, after)
+
+    def iter_progress(self, run_id: Id) -> AsyncIterator[Event]:
+        """A run's `progress`, as it changes, until all rollouts submitted so far have ended: `end`."""
+        return self._follow("runs", run_id, "")
+
     async def wait(self, run_id: Id, *, timeout: float | None = None, poll: float = 1.0) -> RunDetail:
         """Wait until all rollouts of a run have ended. Raises TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -206,6 +216,30 @@ class AsyncClient:
             for item in page["results"]:
                 yield item
             following = calls.next_page(following, page)
+
+    async def _follow(self, kind: str, id_: Id, last: str) -> AsyncIterator[Event]:
+        retries = Retries(self._patience)
+        while True:
+            reader = EventReader()
+            try:
+                async with self._http.stream(**stream_arguments(kind, id_, last)) as response:
+                    if response.status_code == httpx.codes.NO_CONTENT:
+                        return
+                    pause = retries.pause_after(response)
+                    if pause is None and not response.is_success:
+                        await response.aread()
+                        raise ApiError.from_response(response)
+                    if pause is None:
+                        async for line in response.aiter_lines():
+                            if event := reader.read(line):
+                                yield event
+                                if event.name == END:
+                                    return
+                                last, retries = event.id, Retries(self._patience)
+                        raise httpx.RemoteProtocolError("the stream ended before its end")
+            except httpx.TransportError as error:
+                pause = retries.pause_after_error(error)
+            await asyncio.sleep(pause)
 
     async def _send(self, call: Call[T]) -> T:
         retries = Retries(self._patience)

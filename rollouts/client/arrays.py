@@ -30,8 +30,8 @@ def unpack(segment: PackedSegment) -> SegmentArrays:
     )
 
 
-def _read(values: array.array[Number], text: str) -> array.array[Number]:
-    values.frombytes(base64.b64decode(text))
+def _read(values: array.array[Number], data: bytes | str) -> array.array[Number]:
+    values.frombytes(base64.b64decode(data) if isinstance(data, str) else data)
     if sys.byteorder == "big":
         values.byteswap()
     return values

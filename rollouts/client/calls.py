@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
+import msgpack
 
 from .errors import ApiError
 from .types import (
@@ -34,6 +35,7 @@ from .types import (
 T = TypeVar("T")
 Id = str | uuid.UUID
 
+_MSGPACK = "application/msgpack"  # carries token arrays as they are
 READ_TIMEOUT = 60.0  # seconds, on top of what a request asks the server to wait
 
 
@@ -69,16 +71,22 @@ class Call(Generic[T]):
         """What the answer holds. Raises ApiError."""
         if not response.is_success:
             raise ApiError.from_response(response)
-        answer: Any = response.json() if response.content else None
+        answer = _content(response)
         result: T = answer[self.member] if self.member else answer
         return result
+
+
+def _content(response: httpx.Response) -> Any:
+    if response.headers.get("Content-Type") == _MSGPACK:
+        return msgpack.unpackb(response.content)
+    return response.json() if response.content else None
 
 
 def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _path(*parts: Id) -> str:
+def path_of(*parts: Id) -> str:
     return "/" + "".join(quote(str(part), safe="") + "/" for part in parts)
 
 
@@ -96,7 +104,7 @@ def create_dataset(name: str, environment: str) -> Call[Dataset]:
 
 
 def add_tasks(dataset_id: Id, tasks: Iterable[TaskSpec]) -> Call[list[StoredTask]]:
-    return _create(_path("datasets", dataset_id, "tasks"), {"tasks": list(tasks)}, "tasks")
+    return _create(path_of("datasets", dataset_id, "tasks"), {"tasks": list(tasks)}, "tasks")
 
 
 def register_server(url: str, policy: str, model: str, policy_version: int, capacity: int, api_key: str) -> Call[LLMServer]:
@@ -105,11 +113,11 @@ def register_server(url: str, policy: str, model: str, policy_version: int, capa
 
 
 def set_server_state(server_id: Id, state: str) -> Call[LLMServer]:
-    return Call("PATCH", _path("llm-servers", server_id), {"state": state})
+    return Call("PATCH", path_of("llm-servers", server_id), {"state": state})
 
 
 def remove_server(server_id: Id) -> Call[None]:
-    return Call("DELETE", _path("llm-servers", server_id))
+    return Call("DELETE", path_of("llm-servers", server_id))
 
 
 def project() -> Call[Project]:
@@ -122,38 +130,38 @@ def create_run(name: str, policy: str, priority: int, settings: Mapping[str, Any
 
 
 def set_limits(run_id: Id, limits: Limits) -> Call[Run]:
-    return Call("PATCH", _path("runs", run_id), {"limits": dict(limits)})
+    return Call("PATCH", path_of("runs", run_id), {"limits": dict(limits)})
 
 
 def submit_groups(run_id: Id, groups: Iterable[GroupSpec]) -> Call[list[SubmittedGroup]]:
-    return _create(_path("runs", run_id, "groups"), {"groups": list(groups)}, "groups")
+    return _create(path_of("runs", run_id, "groups"), {"groups": list(groups)}, "groups")
 
 
 def run(run_id: Id) -> Call[RunDetail]:
-    return Call("GET", _path("runs", run_id))
+    return Call("GET", path_of("runs", run_id))
 
 
 def group(group_id: Id) -> Call[Group]:
-    return Call("GET", _path("groups", group_id))
+    return Call("GET", path_of("groups", group_id))
 
 
 def rollout(rollout_id: Id) -> Call[RolloutDetail]:
-    return Call("GET", _path("rollouts", rollout_id))
+    return Call("GET", path_of("rollouts", rollout_id))
 
 
 def trajectory(rollout_id: Id, full_prompts: bool) -> Call[Trajectory]:
     params = {"tokens": "full" if full_prompts else "sampled"}
-    return Call("GET", _path("rollouts", rollout_id, "trajectory"), params=params)
+    return Call("GET", path_of("rollouts", rollout_id, "trajectory"), params=params)
 
 
 def results(run_id: Id, after: str, wait: float, limit: int, include: str) -> Call[ResultsPage]:
     params = {"after": after, "wait": wait, "limit": limit, "include": include}
-    return Call("GET", _path("runs", run_id, "results"), params=params, wait=wait)
+    return Call("GET", path_of("runs", run_id, "results"), params=params, headers={"Accept": _MSGPACK}, wait=wait)
 
 
 def cancel(kind: str, id_: Id) -> Call[int]:
     """`kind` is runs, groups or rollouts. The result is how many rollouts were still going."""
-    return Call("POST", _path(kind, id_, "cancel"), member="cancelled")
+    return Call("POST", path_of(kind, id_, "cancel"), member="cancelled")
 
 
 def pages(path: str, **params: Any) -> Call[Page]:
@@ -162,11 +170,11 @@ def pages(path: str, **params: Any) -> Call[Page]:
 
 
 def groups(run_id: Id) -> Call[Page]:
-    return pages(_path("runs", run_id, "groups"))
+    return pages(path_of("runs", run_id, "groups"))
 
 
 def tasks(dataset_id: Id, quarantined: bool | None) -> Call[Page]:
-    return pages(_path("datasets", dataset_id, "tasks"), quarantined=quarantined)
+    return pages(path_of("datasets", dataset_id, "tasks"), quarantined=quarantined)
 
 
 def next_page(call: Call[Page], page: Page) -> Call[Page] | None:

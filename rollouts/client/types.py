@@ -260,11 +260,11 @@ class Segment(TypedDict):
 
 
 class PackedSegment(TypedDict):
-    """A segment as base64 of little-endian arrays: int32, uint8, float32. `unpack` reads it."""
+    """A segment as little-endian arrays: int32, uint8, float32; base64 in a JSON answer. `unpack` reads both."""
 
-    token_ids: str
-    loss_mask: str
-    logprobs: str | None
+    token_ids: bytes | str
+    loss_mask: bytes | str
+    logprobs: bytes | str | None
 
 
 class Trajectory(TypedDict):

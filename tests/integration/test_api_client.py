@@ -11,7 +11,6 @@ from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
 from django.db import connection
-from pytest_django.live_server_helper import LiveServer
 
 from rollouts.client import ApiError, AsyncClient, Client, types
 from rollouts.services.cancel import cancel_rollouts
@@ -26,8 +25,8 @@ def case(transactional_db: None) -> ApiCase:
 
 
 @pytest.fixture
-def client(live_server: LiveServer, case: ApiCase) -> Iterator[Client]:
-    with Client(live_server.url, case.owner_secret, patience=20) as client:
+def client(server_url: str, case: ApiCase) -> Iterator[Client]:
+    with Client(server_url, case.owner_secret, patience=20) as client:
         yield client
 
 
@@ -110,12 +109,12 @@ def test_results_arrive_while_they_are_waited_for(client: Client, case: ApiCase)
     assert sorted(arrived) == sorted(str(rollout.id) for rollout in rollouts)
 
 
-def test_many_readers_share_the_asynchronous_client(live_server: LiveServer, case: ApiCase) -> None:
+def test_many_readers_share_the_asynchronous_client(server_url: str, case: ApiCase) -> None:
     case.domain.submit(n=4)
     run_id = case.domain.run.id
 
     async def read() -> list[list[str]]:
-        async with AsyncClient(live_server.url, case.owner_secret) as client:
+        async with AsyncClient(server_url, case.owner_secret) as client:
 
             async def one() -> list[str]:
                 return [result["id"] async for result in client.iter_results(run_id, limit=2)]

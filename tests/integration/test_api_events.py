@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from rollouts.api.views import events
+from rollouts.client import ApiError, AsyncClient, Client
 from rollouts.lifecycle import Stage, State
 from rollouts.models import Reward, Rollout
 from rollouts.services.cancel import cancel_rollouts
@@ -211,3 +212,25 @@ def test_two_hundred_followers_hold_no_connection_and_are_all_told(case: ApiCase
 
     assert asyncio.run(scenario()) < 30
     assert all(told[0] == "history" and told[-2:] == ["reward", "end"] for told in names)
+
+
+def test_the_clients_follow(case: ApiCase, server_url: str) -> None:
+    [rollout] = case.domain.submit()
+    with Client(server_url, case.owner_secret, patience=PATIENCE) as client:
+        followed = client.iter_events(rollout.id)
+        assert next(followed).data["kind"] == "submitted"
+        cancel(rollout)
+        names = [event.name for event in followed]
+        assert names == ["history", "reward", "end"]
+        again = list(client.iter_events(rollout.id))
+        assert list(client.iter_events(rollout.id, after=again[0].id)) == again[1:]
+        assert list(client.iter_events(rollout.id, after=again[-1].id)) == []
+        assert [event.name for event in client.iter_progress(rollout.run_id)] == ["progress", "end"]
+        with pytest.raises(ApiError, match="not_found"):
+            next(client.iter_events(case.domain.NOBODY))
+
+    async def follow() -> list[str]:
+        async with AsyncClient(server_url, case.owner_secret) as aclient:
+            return [event.name async for event in aclient.iter_events(rollout.id)]
+
+    assert asyncio.run(follow()) == ["history", *names]

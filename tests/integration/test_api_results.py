@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+import msgpack
 import pytest
 from django.db import connection, transaction
 
 from rollouts.client import unpack
 from rollouts.lifecycle import State
-from rollouts.models import ModelCall, Reward, Rollout
+from rollouts.models import ModelCall, Reward, Rollout, Run
 from rollouts.services.cancel import cancel_rollouts
 from tests.integration.api_case import ApiCase, expect_problem
 
@@ -123,31 +127,135 @@ def test_a_late_commit_is_never_skipped(case: ApiCase) -> None:
     assert answer["done"] is True
 
 
-def test_waiting_holds_no_connection_and_ends_with_the_first_result(case: ApiCase, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def http(case: ApiCase, server_url: str) -> Iterator[httpx.Client]:
+    """Waiting answers come bit by bit, which takes a real server."""
+    headers = {"Authorization": f"Bearer {case.owner_secret}"}
+    with httpx.Client(base_url=server_url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def test_waiting_ends_with_the_first_result(case: ApiCase, http: httpx.Client) -> None:
     rollout, _ = case.domain.submit(n=2)
-    pauses: list[float] = []
-    sleep = time.sleep
-
-    def observed(seconds: float) -> None:
-        assert connection.connection is None
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            finish(rollout)
-            connection.close()
-        sleep(seconds)
-
-    monkeypatch.setattr(time, "sleep", observed)
-    answer = get(case, wait=30)
-    assert [row["id"] for row in answer["results"]] == [str(rollout.id)]
-    assert len(pauses) >= 2
-    assert max(pauses) <= 0.25
+    with http.stream("GET", f"/api/v1/runs/{rollout.run_id}/results/", params={"wait": 60}) as answer:
+        finish(rollout)  # the head of the answer is here, so the server waits
+        answer.read()
+    assert [row["id"] for row in answer.json()["results"]] == [str(rollout.id)]
 
 
-def test_waiting_ends_at_its_time(case: ApiCase) -> None:
-    case.domain.submit()
+def test_waiting_ends_at_its_time(case: ApiCase, http: httpx.Client) -> None:
+    run_id = case.domain.submit()[0].run_id
     started = time.monotonic()
-    assert get(case, wait=0.6)["results"] == []
-    assert 0.6 <= time.monotonic() - started < 5
+    answer = http.get(f"/api/v1/runs/{run_id}/results/", params={"wait": 0.6}).json()
+    assert (answer["results"], answer["done"]) == ([], False)
+    assert time.monotonic() - started >= 0.6
+
+
+def test_two_hundred_trainers_wait_without_connections_or_queries_of_their_own(case: ApiCase, server_url: str) -> None:
+    runs = [case.domain.run, *(case.domain.new_run() for _ in range(9))]
+    for run in runs:
+        case.domain.submit(run=run)
+
+    def in_database(function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        finally:
+            connection.close()
+
+    def connections() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            return int(cursor.fetchone()[0])
+
+    def finish_all() -> None:
+        for run in runs:
+            cancel_rollouts(project=case.domain.project, run_id=run.id)
+
+    async def wait_for_result(client: httpx.AsyncClient, run: Run, waiting: asyncio.Semaphore) -> list[str]:
+        async with client.stream("GET", f"/api/v1/runs/{run.id}/results/", params={"wait": 60}) as answer:
+            waiting.release()
+            await answer.aread()
+        return [row["id"] for row in answer.json()["results"]]
+
+    async def scenario() -> None:
+        waiting = asyncio.Semaphore(0)
+        headers = {"Authorization": f"Bearer {case.owner_secret}"}
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server_url, headers=headers, timeout=60, limits=limits) as client:
+            trainers = [asyncio.create_task(wait_for_result(client, runs[i % 10], waiting)) for i in range(200)]
+            for _ in trainers:
+                await waiting.acquire()
+            assert await asyncio.to_thread(in_database, connections) < 30
+            assert (await client.get(f"/api/v1/runs/{runs[0].id}/")).status_code == 200
+            await asyncio.to_thread(in_database, finish_all)
+            assert all([len(results) == 1 for results in await asyncio.gather(*trainers)])
+
+    asyncio.run(scenario())
+
+
+def test_a_chain_of_cursors_survives_broken_connections(case: ApiCase, http: httpx.Client) -> None:
+    """Rollouts finish in many threads while a trainer's connection breaks at random places: it gets each of them once."""
+    rollouts = case.domain.submit(n=60)
+    chance = random.Random(7)  # noqa: S311
+
+    def finish_some(mine: list[Rollout]) -> None:
+        try:
+            for rollout in mine:
+                finish(rollout)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=finish_some, args=[rollouts[i::6]]) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    seen: list[str] = []
+    after, done = "", False
+    while not done:
+        query = {"after": after, "wait": 30, "limit": chance.randint(1, 7)}
+        with http.stream("GET", f"/api/v1/runs/{case.domain.run.id}/results/", params=query) as answer:
+            if chance.random() < 0.4:
+                continue  # hang up, whether or not the answer has come
+            answer.read()
+        page = answer.json()
+        if page["results"] and chance.random() < 0.3:  # crash in the middle of an answer, having kept the cursor of a result
+            kept = page["results"][: chance.randint(1, len(page["results"]))]
+            seen += [row["id"] for row in kept]
+            after = kept[-1]["cursor"]
+            continue
+        seen += [row["id"] for row in page["results"]]
+        after, done = page["next"], page["done"]
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted(str(rollout.id) for rollout in rollouts)
+
+
+def test_messagepack_says_the_same_as_json(case: ApiCase, http: httpx.Client) -> None:
+    rollout = case.domain.rollout_in(State.SUCCEEDED)
+    call = {"finish_reason": "stop", "prompt_tokens": 2, "policy": "tiny", "policy_version": 1, "latency": 0.1}
+    for turn in (0, 1):
+        ModelCall.objects.create(
+            rollout=rollout, attempt=1, turn=turn, context_ids=[turn, 9], sampled_ids=[7], logprobs=[-0.25], **call
+        )
+    get_settled(case, 1)
+    path = f"/api/v1/runs/{case.domain.run.id}/results/"
+    for query in ({}, {"include": "trajectory"}, {"wait": 0.2}):
+        packed = http.get(path, params=query, headers={"Accept": "application/msgpack"})
+        assert packed.headers["Content-Type"] == "application/msgpack"
+        assert msgpack.unpackb(packed.content) == http.get(path, params=query).json()
+    [row] = msgpack.unpackb(http.get(path, params={"include": "segments"}, headers={"Accept": "application/msgpack"}).content)[
+        "results"
+    ]
+    [text_row] = http.get(path, params={"include": "segments"}).json()["results"]
+    assert unpack(row["segments"][0]) == unpack(text_row["segments"][0])
+    assert list(unpack(row["segments"][0]).token_ids) == [0, 9, 7, 1, 9, 7]
+
+
+def test_problems_are_json_for_those_who_asked_for_messagepack(case: ApiCase) -> None:
+    path = f"/api/v1/runs/{case.domain.run.id}/results/"
+    answer = case.reader.get(path, {"wait": -1}, headers={"Accept": "application/msgpack"})
+    expect_problem(answer, 400, "invalid_parameter", "?wait")
+    expect_problem(case.stranger.get(path, headers={"Accept": "application/msgpack"}), 404, "not_found")
+    expect_problem(case.reader.get(path, headers={"Accept": "text/csv"}), 406, "not_acceptable")
 
 
 def test_nothing_to_wait_for_is_answered_at_once(case: ApiCase) -> None:
