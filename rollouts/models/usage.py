@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from django.db.models import Case, DurationField, ExpressionWrapper, F, Q, When
+from django.db.models import Case, DurationField, ExpressionWrapper, F, FloatField, Q, When
 from django.db.models.functions import Extract, Now
 
 _HAD_SANDBOX = ~Q(sandbox_name="")
-_SINCE_LAST_MOVE = Extract(ExpressionWrapper(Now() - F("state_changed_at"), output_field=DurationField()), "epoch")
+_SINCE_LAST_MOVE = Extract(
+    ExpressionWrapper(Now() - F("state_changed_at"), output_field=DurationField()), "epoch", output_field=FloatField()
+)
 
 TOKENS = F("earlier_tokens") + F("prompt_tokens") + F("sampled_tokens")
 SANDBOX_SECONDS = F("earlier_sandbox_seconds") + Case(

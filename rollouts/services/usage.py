@@ -41,7 +41,7 @@ def _count(finished: list[UUID]) -> None:
 
 def _add(model: type[Project | Run], column: str, finished: list[UUID]) -> None:
     rows = Rollout.objects.filter(id__in=finished).order_by(column).values_list(column)
-    for pk, n, tokens, seconds in rows.annotate(Count("id"), Sum(TOKENS), Sum(SANDBOX_SECONDS)):
+    for pk, n, tokens, seconds in rows.annotate(n=Count("id"), tokens=Sum(TOKENS), seconds=Sum(SANDBOX_SECONDS)):
         model.objects.filter(pk=pk).update(
             finished_rollouts=F("finished_rollouts") + n,
             used_tokens=F("used_tokens") + tokens,
@@ -60,7 +60,7 @@ def _live_use(model: type[Project | Run], owners: Iterable[UUID]) -> dict[UUID, 
         Rollout.objects.filter(state__in=[state.value for state in ACTIVE], **{f"{column}__in": list(owners)})
         .order_by()
         .values_list(column)
-        .annotate(Sum(TOKENS), Sum(LIVE_SANDBOX_SECONDS))
+        .annotate(tokens=Sum(TOKENS), seconds=Sum(LIVE_SANDBOX_SECONDS))
     )
     return {pk: {Limit.MAX_TOKENS: tokens, Limit.MAX_SANDBOX_SECONDS: seconds} for pk, tokens, seconds in rows}
 
