@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from rollouts.models import Attempt, Group, Rollout, RolloutEvent, Run, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
+from rollouts.services.retention import set_run_keep
 
 from .base import LIMIT_FIELDS, USE_FIELDS, ReadOnlyAdmin, TabularInline, pretty
 
@@ -42,16 +43,16 @@ class EventInline(_Inline):
 
 @admin.register(Run)
 class RunAdmin(ReadOnlyAdmin):
-    list_display = ["name", "project", "policy", "priority", "created_at", "cancelled_at", "in_dashboard"]
-    list_filter = ["project"]
+    list_display = ["name", "project", "policy", "priority", "created_at", "cancelled_at", "keep", "in_dashboard"]
+    list_filter = ["project", "keep"]
     list_select_related = ["project", "policy"]
     search_fields = ["name"]
     fields = [
-        *("project", "name", "policy", "priority", "shown_settings", "created_at", "cancelled_at", "in_dashboard"),
+        *("project", "name", "policy", "priority", "shown_settings", "created_at", "cancelled_at", "keep", "in_dashboard"),
         *LIMIT_FIELDS,
         *USE_FIELDS,
     ]
-    actions = ["cancel"]
+    actions = ["cancel", "keep", "keep_no_longer"]
 
     @admin.display(description="settings")
     def shown_settings(self, run: Run) -> SafeString:
@@ -68,6 +69,19 @@ class RunAdmin(ReadOnlyAdmin):
     def cancel(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
         n = sum(cancel_rollouts(project=run.project, run_id=run.pk) for run in queryset.select_related("project"))
         self.message_user(request, f"Cancelling {n} rollouts.", messages.SUCCESS)
+
+    @admin.action(description="Keep: retention leaves their rollouts alone", permissions=["cancel"])
+    def keep(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        self._set_keep(request, queryset, True)
+
+    @admin.action(description="Keep no longer than the project says", permissions=["cancel"])
+    def keep_no_longer(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        self._set_keep(request, queryset, False)
+
+    def _set_keep(self, request: HttpRequest, queryset: QuerySet[Run], keep: bool) -> None:
+        for run in queryset:
+            set_run_keep(run=run, keep=keep)
+        self.message_user(request, f"{len(queryset)} runs {'kept' if keep else 'not kept any more'}.", messages.SUCCESS)
 
 
 @admin.register(Group)

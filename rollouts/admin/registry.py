@@ -8,6 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -16,6 +17,7 @@ from rollouts.environments import registry
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
 from rollouts.lifecycle import Limit
 from rollouts.models import Dataset, Environment, Project, Task
+from rollouts.selectors.storage import project_storage
 from rollouts.services.budgets import change_limits
 from rollouts.services.errors import Refused
 from rollouts.services.registry import check_config, create_environment
@@ -28,7 +30,7 @@ class ProjectAdmin(OurAdmin):
     """Members see the project in the dashboard; trainers come with API keys. Its limits can be changed only here."""
 
     list_display = ["name", "member_count", "unfinished", "exhausted_by", "created_at"]
-    readonly_fields = USE_FIELDS
+    readonly_fields = [*USE_FIELDS, "storage"]
     search_fields = ["name"]
     filter_horizontal = ["members"]
     actions = None
@@ -41,6 +43,12 @@ class ProjectAdmin(OurAdmin):
     def member_count(self, project: Project) -> int:
         count: int = project.member_count  # type: ignore[attr-defined]
         return count
+
+    @admin.display
+    def storage(self, project: Project) -> str:
+        use = project_storage(project)
+        blobs = f"{use.blobs:,} blobs of {filesizeformat(use.blob_bytes)} in {filesizeformat(use.stored_bytes)}"
+        return f"{use.rollouts:,} finished rollouts, {use.with_trajectory:,} with their trajectory; {blobs}"
 
     @admin.display
     def unfinished(self, project: Project) -> int:

@@ -26,36 +26,26 @@ def tool_call_of(rollout: Rollout, turn: int, index: int) -> ToolCall | None:
     return calls.filter(turn=turn, index=index).first()
 
 
-class BlobUse(NamedTuple):
-    """`size` is that of the contents, `stored` what they take in the storage; both in bytes."""
-
-    blobs: int
-    size: int
-    stored: int
-
-
-def blob_use() -> BlobUse:
-    """Of the whole installation."""
-    return _use(Blob.objects.all())
-
-
 class ProjectStorage(NamedTuple):
-    """How many finished rollouts of a project still have their trajectory, and the blobs they refer to."""
+    """What a project's finished rollouts left: how many still have their trajectory, and the blobs they refer to.
+
+    `blob_bytes` is the size of their contents, `stored_bytes` what these take in the storage.
+    """
 
     rollouts: int
     with_trajectory: int
-    blobs: BlobUse
+    blobs: int
+    blob_bytes: int
+    stored_bytes: int
 
 
 def project_storage(project: Project) -> ProjectStorage:
     """Blobs that projects share count in full for each of them."""
     finished = Rollout.objects.filter(project=project, finished_at__isnull=False)
-    counted = finished.aggregate(rollouts=Count("id"), with_trajectory=Count("id", filter=Q(trajectory_pruned_at=None)))
     artefacts = Rollout.objects.filter(project=project, artefacts_blob__isnull=False).values("artefacts_blob")
     outputs = ToolCall.objects.filter(rollout__project=project, output_blob__isnull=False).values("output_blob")
-    return ProjectStorage(**counted, blobs=_use(Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs))))
-
-
-def _use(blobs: Any) -> BlobUse:
-    totals = blobs.aggregate(blobs=Count("pk"), size=Sum("size", default=0), stored=Sum("stored_size", default=0))
-    return BlobUse(totals["blobs"], int(totals["size"]), int(totals["stored"]))
+    blobs = Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs))
+    return ProjectStorage(
+        **finished.aggregate(rollouts=Count("id"), with_trajectory=Count("id", filter=Q(trajectory_pruned_at=None))),
+        **blobs.aggregate(blobs=Count("pk"), blob_bytes=Sum("size", default=0), stored_bytes=Sum("stored_size", default=0)),
+    )

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # The first hex digit of a digest: the pieces in which rows are cleaned. The storage has folders by the first two.
 SHARDS = "0123456789abcdef"
+
+_OUR_NAME = re.compile(r"[0-9a-f]{64}\.")
 
 _EXCERPT_CHARS = 8000
 _BATCH = 200
@@ -163,9 +166,9 @@ def remove_unreferenced(*, shard: str, untouched_since: datetime) -> int:
 
 
 def folders(*, shard: str) -> list[str]:
-    """The storage's folders with files of a shard."""
+    """The storage's folders with files of a shard. Other folders are not ours to touch, nor are other files."""
     try:
-        return [folder for folder in blob_storage().listdir("")[0] if folder.startswith(shard)]
+        return [folder for folder in blob_storage().listdir("")[0] if len(folder) == 2 and folder.startswith(shard)]
     except FileNotFoundError:  # nothing was ever stored
         return []
 
@@ -173,7 +176,7 @@ def folders(*, shard: str) -> list[str]:
 def sweep_files(*, folder: str, older_than: datetime) -> int:
     """Delete files that no row names: those of writers and cleaners that were killed halfway; how many."""
     storage = blob_storage()
-    present = {f"{folder}/{name}" for name in storage.listdir(folder)[1]}
+    present = {f"{folder}/{name}" for name in storage.listdir(folder)[1] if _OUR_NAME.match(name)}
     named = Blob.objects.filter(sha256__gte=folder, sha256__lt=_end(folder)).values_list("file", flat=True)
     stray = []
     for file in present.difference(named):

@@ -300,11 +300,13 @@ class TestCleaning:
 
     def test_sweeps_files_without_a_row_once_they_are_old(self, folder: Path) -> None:
         digest = blobs.put(TEXT.encode())
-        stray = folder / digest[:2] / "left-by-a-killed-writer"
+        stray = folder / digest[:2] / f"{digest}.half"
+        foreign = folder / digest[:2] / "README"
+        foreign.write_text("not ours")
         stray.write_bytes(b"half of it")
         assert blobs.sweep_files(folder=digest[:2], older_than=timezone.now() - timedelta(days=1)) == 0
         assert blobs.sweep_files(folder=digest[:2], older_than=timezone.now() + timedelta(days=1)) == 1
-        assert not stray.exists()
+        assert not stray.exists() and foreign.exists()
         assert Blob.objects.get().text() == TEXT
 
     def test_never_takes_content_from_under_a_writer(self, case: ApiCase, folder: Path) -> None:

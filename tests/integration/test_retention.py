@@ -35,7 +35,7 @@ from rollouts.models import (
     WebhookEndpoint,
     WorkerProcess,
 )
-from rollouts.selectors.storage import blob_use, project_storage
+from rollouts.selectors.storage import project_storage
 from rollouts.services import blobs
 from rollouts.services.errors import Conflict
 from rollouts.services.finish import RewardVersion, add_reward_versions
@@ -243,12 +243,12 @@ class TestBlobs:
     def test_go_with_the_last_that_referred_to_them(self, domain: Domain, folder: Path) -> None:
         finished(domain, days=31)
         finished(domain, days=1)  # shares the output's blob
-        assert blob_use().blobs == 3
+        assert Blob.objects.count() == 3
         keep(domain.project, trajectories=30)
         self.age()
         assert removed() == {"trajectories": 1, "blobs": 1}
         assert removed() == {}
-        assert blob_use().blobs == len([path for path in folder.rglob("*") if path.is_file()]) == 2
+        assert Blob.objects.count() == len([path for path in folder.rglob("*") if path.is_file()]) == 2
 
     def test_wait_for_a_writer_that_has_not_referred_to_them_yet(self) -> None:
         blobs.put(b"just stored" * 1000)
@@ -274,8 +274,8 @@ class TestBlobs:
         keep(domain.project, trajectories=30)
         prune()
         use = project_storage(domain.project)
-        assert (use.rollouts, use.with_trajectory, use.blobs.blobs) == (2, 1, 2)
-        assert use.blobs.size > use.blobs.stored > 0
+        assert (use.rollouts, use.with_trajectory, use.blobs) == (2, 1, 2)
+        assert use.blob_bytes > use.stored_bytes > 0
 
 
 def test_the_command_counts_before_it_removes(domain: Domain) -> None:
@@ -324,3 +324,21 @@ class TestPages:
         client.force_login(member)
         page = client.get(f"/rollouts/{rollout.id}/{tab}").content.decode()
         assert "pruned on" in page and f"{timezone.now():%Y}" in page
+
+
+class TestAdmin:
+    def test_a_project_says_how_long_it_keeps_what_and_what_it_stores(self, domain: Domain, admin_client: Client) -> None:
+        finished(domain, days=1)
+        path = f"/admin/rollouts/project/{domain.project.id}/change/"
+        assert "1 finished rollouts, 1 with their trajectory; 2 blobs" in admin_client.get(path).content.decode()
+        form = {"name": "alpha", "keep_events_days": "7", "keep_trajectories_days": "0"}
+        assert "greater than or equal to 1" in admin_client.post(path, form).content.decode()
+        assert admin_client.post(path, {**form, "keep_trajectories_days": "90"}).status_code == 302
+        domain.project.refresh_from_db()
+        assert (domain.project.keep_events_days, domain.project.keep_trajectories_days) == (7, 90)
+
+    def test_runs_are_kept_and_let_go(self, domain: Domain, admin_client: Client) -> None:
+        for action, kept in [("keep", True), ("keep_no_longer", False)]:
+            admin_client.post("/admin/rollouts/run/", {"action": action, "_selected_action": [str(domain.run.id)]})
+            domain.run.refresh_from_db()
+            assert domain.run.keep is kept
