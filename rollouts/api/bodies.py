@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from rollouts.api.parsing import escape
 from rollouts.api.problems import Problem
+from rollouts.lifecycle import Cause
 from rollouts.run_settings import LimitSettings, RunSettings
 from rollouts.services.errors import FieldError
 
@@ -114,6 +115,16 @@ class SecretRotation(Body):
 
 class Replay(Body):
     since: Annotated[AwareDatetime, Field(strict=False, description="Messages made since then, with a time zone.")]
+
+
+class Rescore(Body):
+    environment: Id | None = Field(None, description="Id of another version of its environment; null for its own.")
+
+
+class RescoreRun(Rescore):
+    only_cause: Annotated[Cause, Field(strict=False)] | None = Field(
+        None, description="Only rollouts that ended by this cause, such as `evaluation_error`."
+    )
 
 
 def read_body(model: type[BodyT], data: Any) -> BodyT:

@@ -2,7 +2,18 @@ from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView
 
 from rollouts.api.errors import no_such_path
-from rollouts.api.views import datasets, environments, events, llm_servers, projects, results, rollouts, runs, webhooks
+from rollouts.api.views import (
+    datasets,
+    environments,
+    events,
+    llm_servers,
+    projects,
+    rescorings,
+    results,
+    rollouts,
+    runs,
+    webhooks,
+)
 
 v1 = [
     path("project/", projects.ProjectDetail.as_view()),
@@ -19,6 +30,8 @@ v1 = [
     path("runs/<uuid:id>/cancel/", runs.RunCancel.as_view()),
     path("runs/<uuid:id>/groups/", runs.GroupList.as_view()),
     path("runs/<uuid:id>/results/", results.RunResults.as_view()),
+    path("runs/<uuid:id>/rescore/", rescorings.RunRescore.as_view()),
+    path("runs/<uuid:id>/rescorings/", rescorings.RunRescorings.as_view()),
     path("runs/<uuid:id>/events/stream/", events.RunStream.as_view()),
     path("groups/<uuid:id>/", runs.GroupDetail.as_view()),
     path("groups/<uuid:id>/cancel/", runs.GroupCancel.as_view()),
@@ -29,6 +42,9 @@ v1 = [
     path("rollouts/<uuid:id>/events/", rollouts.RolloutEvents.as_view()),
     path("rollouts/<uuid:id>/events/stream/", events.RolloutStream.as_view()),
     path("rollouts/<uuid:id>/rewards/", rollouts.RolloutRewards.as_view()),
+    path("rollouts/<uuid:id>/attempts/", rollouts.RolloutAttempts.as_view()),
+    path("rollouts/<uuid:id>/rescore/", rescorings.RolloutRescore.as_view()),
+    path("rollouts/<uuid:id>/rescorings/", rescorings.RolloutRescorings.as_view()),
     path("webhooks/", webhooks.WebhookList.as_view()),
     path("webhooks/<uuid:id>/", webhooks.WebhookDetail.as_view()),
     path("webhooks/<uuid:id>/rotate/", webhooks.WebhookRotate.as_view()),

@@ -173,6 +173,7 @@ class Rollout(TypedDict):
     infra_retries: int
     priority: int
     reward: float | None
+    reward_version: int
     trainable: bool
     termination: Termination | None
     fidelity: str

@@ -14,6 +14,7 @@ from .environment import Environment
 from .fields import choices
 from .node import WorkerProcess
 from .rollout import Rollout
+from .run import Run
 
 _OPEN = [RescoringState.QUEUED.value, RescoringState.RUNNING.value]
 
@@ -26,6 +27,7 @@ class Rescoring(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="rescorings")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="rescorings", help_text="The rollout's; for lists.")
     environment = models.ForeignKey(
         Environment, models.PROTECT, related_name="rescorings", help_text="The version whose `evaluate` scores."
     )
@@ -51,6 +53,7 @@ class Rescoring(models.Model):
             models.Index(fields=["id"], name="rescoring_queue", condition=Q(state=RescoringState.QUEUED.value)),
             models.Index(fields=["owner"], name="rescoring_held", condition=Q(state=RescoringState.RUNNING.value)),
             models.Index(fields=["rollout", "-id"], name="rescoring_list"),
+            models.Index(fields=["run", "-id"], name="rescoring_run_list"),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["rollout"], name="rescoring_open_once", condition=Q(state__in=_OPEN)),

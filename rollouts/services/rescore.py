@@ -28,8 +28,8 @@ _RESCORABLE = Q(_RAN & ~_LEFT_UNSCORED | _EVAL_FAILED, finished_at__isnull=False
 # Locked, so that retention either sees the rescoring or has already said what it pruned.
 _ASK = """
 INSERT INTO rollouts_rescoring
-    (rollout_id, environment_id, state, tries, failures, sandbox_name, requested_at, cause, detail, traceback)
-SELECT chosen.id, COALESCE(%s, chosen.environment_id), '{queued}', 0, 0, '', now(), '', '', ''
+    (rollout_id, run_id, environment_id, state, tries, failures, sandbox_name, requested_at, cause, detail, traceback)
+SELECT chosen.id, chosen.run_id, COALESCE(%s, chosen.environment_id), '{queued}', 0, 0, '', now(), '', '', ''
 FROM ({chosen} FOR SHARE OF rollouts_rollout) chosen ON CONFLICT DO NOTHING
 """
 
@@ -119,7 +119,7 @@ def _why_not_with(environment: Environment) -> str:
 
 def _ask(rollouts: QuerySet[Rollout], environment_id: UUID | None) -> int:
     """One statement for any number of rollouts; how many were queued. Those with an open rescoring are left as they are."""
-    chosen, parameters = rollouts.order_by().values("id", "environment_id").query.sql_with_params()
+    chosen, parameters = rollouts.order_by().values("id", "run_id", "environment_id").query.sql_with_params()
     statement = _ASK.format(queued=RescoringState.QUEUED.value, chosen=chosen)
     with connection.cursor() as cursor:
         cursor.execute(statement, [environment_id, *parameters])

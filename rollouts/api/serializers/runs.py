@@ -108,6 +108,7 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
             "infra_retries",
             "priority",
             "reward",
+            "reward_version",
             "trainable",
             "termination",
             "fidelity",

@@ -10,6 +10,7 @@ from rest_framework.response import Response
 from rollouts.api.base import ApiView, ListView, find
 from rollouts.api.queries import PageQuery, RolloutQuery, TrajectoryQuery
 from rollouts.api.schema import documented, page_of
+from rollouts.api.serializers.history import AttemptHistorySerializer, AttemptsSerializer
 from rollouts.api.serializers.runs import (
     CancelledSerializer,
     RewardSerializer,
@@ -19,7 +20,8 @@ from rollouts.api.serializers.runs import (
     RolloutSerializer,
 )
 from rollouts.api.serializers.trajectory import TrajectorySerializer, trajectory_json
-from rollouts.selectors.rollouts import events_of, rewards_of, rollouts_of
+from rollouts.selectors.history import attempts_of
+from rollouts.selectors.rollouts import events_of, listed_rollouts, rewards_of, rollouts_of
 from rollouts.selectors.trajectory import trajectories
 from rollouts.services.cancel import cancel_rollouts
 
@@ -29,8 +31,8 @@ class RolloutList(ListView):
 
     @documented("list_rollouts", "Rollouts, newest first", page_of(RolloutSerializer), query=RolloutQuery)
     def get(self, request: Request) -> Response:
-        rollouts = rollouts_of(self.project, self.query.wanted())
-        return self.page(rollouts, lambda rows: RolloutSerializer(rows, many=True).data)
+        branches = self.query.wanted().branches([self.project])
+        return self.page(listed_rollouts(), lambda rows: RolloutSerializer(rows, many=True).data, branches)
 
 
 class RolloutDetail(ApiView):
@@ -72,3 +74,12 @@ class RolloutRewards(ApiView):
         rollout = find(rollouts_of(self.project), id)
         components = RewardSerializer(rewards_of(rollout), many=True).data
         return Response({"reward": rollout.reward, "components": components})
+
+
+class RolloutAttempts(ApiView):
+    @documented("get_attempts", "A rollout's attempts, with every failure of their stages", AttemptsSerializer)
+    def get(self, request: Request, id: UUID) -> Response:
+        history = attempts_of(find(rollouts_of(self.project), id))
+        context = {"failures": {attempt.number: failures for attempt, failures in history}}
+        attempts = AttemptHistorySerializer([attempt for attempt, _ in history], many=True, context=context).data
+        return Response({"attempts": attempts})
