@@ -134,4 +134,5 @@ def _seconds_until_room(owner: Project | Run, rollouts: int) -> int:
         finished, since = cursor.fetchone()
     if not finished:
         return _WAIT_SECONDS
-    return min(max(math.ceil(rollouts * float(since) / finished), 1), _LONGEST_WAIT_SECONDS)
+    seconds: int = math.ceil(rollouts * float(since) / finished)
+    return min(max(seconds, 1), _LONGEST_WAIT_SECONDS)
