@@ -13,7 +13,7 @@ class DurableFileStorage(FileSystemStorage):
     """Once `save` has returned, file and directory entry are on the disk, and a row that names them may be committed."""
 
     def _save(self, name: str, content: File[bytes]) -> str:
-        name = super()._save(name, content)
+        name = super()._save(name, content)  # type: ignore[misc]  # not in the stubs
         path = Path(self.path(name))
         for entry in (path, path.parent, path.parent.parent):
             descriptor = os.open(entry, os.O_RDONLY)

@@ -42,6 +42,12 @@ class Blob(models.Model):
     def __str__(self) -> str:
         return self.sha256
 
+    @classmethod
+    def encode(cls, content: bytes) -> tuple[Encoding, bytes]:
+        """How content lies in the storage, and the bytes there."""
+        compressed = zstd.compress(content)
+        return (cls.Encoding.ZSTD, compressed) if len(compressed) < len(content) else (cls.Encoding.IDENTITY, content)
+
     def content(self) -> bytes:
         """The whole content. Raises `BlobUnreadable` when the storage fails or what it has is not what was stored."""
         try:

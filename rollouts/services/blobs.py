@@ -22,14 +22,13 @@ from typing import Any
 from django.conf import settings
 from django.core.files.base import ContentFile
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, ForeignObjectRel, OuterRef, QuerySet
 from django.utils import timezone
 
 from rollouts.engine.errors import StoreFailed
 from rollouts.engine.records import RunOutcome, ToolCallRecord
 from rollouts.engine.tools import cut_middle
 from rollouts.models import Blob, blob_storage
-from rollouts.models.blob import zstd
 
 from .storable import storable_json, storable_text
 
@@ -59,7 +58,7 @@ def put(content: bytes) -> str:
     digest = hashlib.sha256(content).hexdigest()
     if Blob.objects.filter(sha256=digest).update(touched_at=timezone.now()):
         return digest
-    encoding, stored = _encode(content)
+    encoding, stored = Blob.encode(content)
     file = _save(f"{digest[:2]}/{digest}.{secrets.token_hex(8)}", stored)
     with connection.cursor() as cursor:
         cursor.execute(_INSERT, [digest, file, len(content), len(stored), encoding.value])
@@ -67,11 +66,6 @@ def put(content: bytes) -> str:
     if kept != file:  # another writer of the same content was first
         _delete([file])
     return digest
-
-
-def _encode(content: bytes) -> tuple[Blob.Encoding, bytes]:
-    compressed = zstd.compress(content)
-    return (Blob.Encoding.ZSTD, compressed) if len(compressed) < len(content) else (Blob.Encoding.IDENTITY, content)
 
 
 def _save(file: str, stored: bytes) -> str:
@@ -144,7 +138,7 @@ def unreferenced(*, untouched_since: datetime) -> QuerySet[Blob]:
     """Blobs that no row refers to, of whatever model."""
     blobs = Blob.objects.filter(touched_at__lt=untouched_since)
     for relation in Blob._meta.get_fields(include_hidden=True):
-        if relation.auto_created and relation.one_to_many:
+        if isinstance(relation, ForeignObjectRel):
             referring = relation.related_model._default_manager.filter(**{relation.field.name: OuterRef("pk")})
             blobs = blobs.exclude(Exists(referring))
     return blobs

@@ -49,10 +49,10 @@ _IDEMPOTENCY = timedelta(days=1)  # promised in docs/reference/api.md
 
 
 class Kind(NamedTuple):
-    """Something that ages. `count` says how much would go now; `batch` removes some and says how much, 0 at the end."""
+    """Something that ages. `due` says how much would go now; `batch` removes some and says how much, 0 at the end."""
 
     name: str
-    count: Callable[[], int]
+    due: Callable[[], int]
     batch: Callable[[], int]
 
 
@@ -66,7 +66,7 @@ class Pruned(NamedTuple):
 
 def count_prunable() -> dict[str, int]:
     """What `prune` would remove now, by kind. Blobs that become unreferenced only then are not counted."""
-    return {kind.name: kind.count() for kind in _kinds()}
+    return {kind.name: kind.due() for kind in _kinds()}
 
 
 def prune(*, seconds_for_each_kind: float = _SECONDS_FOR_EACH_KIND) -> list[Pruned]:
