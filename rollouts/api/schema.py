@@ -41,6 +41,14 @@ class FieldErrorSerializer(serializers.Serializer[Any]):
     detail = serializers.CharField()
 
 
+class LimitReachedSerializer(serializers.Serializer[Any]):
+    scope = serializers.CharField(help_text="run or project")
+    name = serializers.CharField(help_text="max_rollouts, max_queued, …")
+    maximum = serializers.IntegerField()
+    used = serializers.FloatField()
+    requested = serializers.IntegerField(help_text="Rollouts asked for.")
+
+
 class ProblemSerializer(serializers.Serializer[Any]):
     """RFC 9457. The codes are listed in the reference of errors."""
 
@@ -52,6 +60,7 @@ class ProblemSerializer(serializers.Serializer[Any]):
     code = serializers.CharField()
     # Hides an attribute of DRF's that is of no use here: this class only describes.
     errors = FieldErrorSerializer(many=True)  # type: ignore[assignment]
+    limit = LimitReachedSerializer(required=False, help_text="Only of budget_exhausted and too_many_queued.")
 
 
 _IDEMPOTENCY_KEY = OpenApiParameter(

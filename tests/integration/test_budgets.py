@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -109,8 +110,10 @@ def test_limits_of_a_run_are_changed_one_by_one(case: ApiCase) -> None:
     assert case.submitter.patch(path, {"limits": {}}).json()["limits"] == changed["limits"]
 
 
-@pytest.mark.parametrize("name", sorted(NO_LIMITS))
-@pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, 2**63, [], {}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*((name, 0) for name in NO_LIMITS), *(("max_tokens", value) for value in (-1, "5", 1.5, True, 2**63, [], {}))],
+)
 def test_a_limit_that_makes_no_sense_is_named_and_changes_nothing(case: ApiCase, name: str, value: Any) -> None:
     before = case.row_counts()
     body = {"name": "grpo", "policy": "tiny", "limits": {name: value}}
@@ -234,11 +237,10 @@ def in_threads(n: int, work: Any) -> list[Any]:
 @pytest.mark.parametrize(("name", "refusal"), [("max_rollouts", errors.BudgetExhausted), ("max_queued", errors.TooManyQueued)])
 def test_submissions_at_once_never_exceed_a_limit(domain: Domain, scope: str, name: str, refusal: type[Exception]) -> None:
     limit(domain, scope, **{name: 20})
-    runs = [domain.run, domain.new_run() if scope == "project" else domain.run]
+    runs = itertools.cycle([domain.run, domain.new_run() if scope == "project" else domain.run])
 
     def submit() -> list[Group]:
-        run = runs[threading.get_native_id() % 2]
-        return submit_groups(run=run, groups=[GroupRequest(n=3, task_id=domain.task.id)])
+        return submit_groups(run=next(runs), groups=[GroupRequest(n=3, task_id=domain.task.id)])
 
     results = in_threads(20, submit)
     accepted = [result for result in results if isinstance(result, list)]
