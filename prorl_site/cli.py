@@ -48,6 +48,16 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON object i
     _manage("doctor", *(["--json"] if as_json else []))
 
 
+@app.command()
+def rescore(
+    id: str = typer.Argument(help="Of a run or a rollout."),
+    environment: str = typer.Option("", help="NAME@VERSION to score with instead of each rollout's own."),
+    only_cause: str = typer.Option("", help="Of a run: only rollouts that ended by this cause."),
+) -> None:
+    """Score finished rollouts again; the old rewards are kept."""
+    _manage("rescore", id, "--environment", environment, *(["--only-cause", only_cause] if only_cause else []))
+
+
 def _manage(*arguments: str) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")

@@ -12,8 +12,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from rollouts.models import Attempt, Group, Rollout, RolloutEvent, Run, WorkerProcess
+from rollouts.models import Attempt, Group, Rescoring, Rollout, RolloutEvent, Run, StageFailure, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
+from rollouts.services.errors import Refused
+from rollouts.services.rescore import rescore_rollout, rescore_run
 from rollouts.services.retention import set_run_keep
 
 from .base import LIMIT_FIELDS, USE_FIELDS, ReadOnlyAdmin, TabularInline, pretty
@@ -36,6 +38,11 @@ class AttemptInline(_Inline):
     fields = ["number", "node", "stage", "outcome", "started_at", "ended_at", "error"]
 
 
+class StageFailureInline(_Inline):
+    model = StageFailure
+    fields = ["at", "attempt", "stage", "node", "pid", "cause", "detail", "retried_as"]
+
+
 class EventInline(_Inline):
     model = RolloutEvent
     fields = ["at", "attempt", "kind", "from_state", "to_state", "data"]
@@ -52,7 +59,7 @@ class RunAdmin(ReadOnlyAdmin):
         *LIMIT_FIELDS,
         *USE_FIELDS,
     ]
-    actions = ["cancel", "keep", "keep_no_longer"]
+    actions = ["cancel", "rescore", "keep", "keep_no_longer"]
 
     @admin.display(description="settings")
     def shown_settings(self, run: Run) -> SafeString:
@@ -69,6 +76,12 @@ class RunAdmin(ReadOnlyAdmin):
     def cancel(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
         n = sum(cancel_rollouts(project=run.project, run_id=run.pk) for run in queryset.select_related("project"))
         self.message_user(request, f"Cancelling {n} rollouts.", messages.SUCCESS)
+
+    @admin.action(description="Score again what can be scored", permissions=["cancel"])
+    def rescore(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        asked = [rescore_run(project=run.project, run_id=run.pk) for run in queryset.select_related("project")]
+        queued, left_out = sum(one.queued for one in asked), sum(one.left_out for one in asked)
+        self.message_user(request, f"{queued} rollouts will be scored again, {left_out} cannot be.", messages.SUCCESS)
 
     @admin.action(description="Keep: retention leaves their rollouts alone", permissions=["cancel"])
     def keep(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
@@ -98,8 +111,8 @@ class RolloutAdmin(ReadOnlyAdmin):
     list_select_related = ["run", "task", "environment"]
     exclude = ["artefacts"]
     readonly_fields = ["in_dashboard"]
-    inlines = [AttemptInline, EventInline]
-    actions = ["cancel"]
+    inlines = [AttemptInline, StageFailureInline, EventInline]
+    actions = ["cancel", "rescore"]
     ordering = ["-id"]
 
     @admin.display(description="dashboard")
@@ -113,6 +126,23 @@ class RolloutAdmin(ReadOnlyAdmin):
     def cancel(self, request: HttpRequest, queryset: QuerySet[Rollout]) -> None:
         n = sum(cancel_rollouts(project=row.project, rollout_id=row.pk) for row in queryset.select_related("project"))
         self.message_user(request, f"Cancelling {n} rollouts.", messages.SUCCESS)
+
+    @admin.action(description="Score again", permissions=["cancel"])
+    def rescore(self, request: HttpRequest, queryset: QuerySet[Rollout]) -> None:
+        for rollout in queryset.select_related("project"):
+            try:
+                rescore_rollout(project=rollout.project, rollout_id=rollout.pk)
+            except Refused as refused:
+                self.message_user(request, f"{rollout}: {refused.detail}", messages.WARNING)
+            else:
+                self.message_user(request, f"{rollout} will be scored again.", messages.SUCCESS)
+
+
+@admin.register(Rescoring)
+class RescoringAdmin(ReadOnlyAdmin):
+    list_display = ["id", "state", "rollout", "environment", "reward_before", "reward", "cause", "requested_at", "finished_at"]
+    list_filter = ["state"]
+    list_select_related = ["rollout", "environment"]
 
 
 @admin.register(WorkerProcess)

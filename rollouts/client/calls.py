@@ -22,6 +22,8 @@ from .types import (
     LLMServer,
     Page,
     Project,
+    RescoreCounts,
+    Rescoring,
     ResultsPage,
     RolloutDetail,
     Run,
@@ -162,6 +164,20 @@ def results(run_id: Id, after: str, wait: float, limit: int, include: str) -> Ca
 def cancel(kind: str, id_: Id) -> Call[int]:
     """`kind` is runs, groups or rollouts. The result is how many rollouts were still going."""
     return Call("POST", path_of(kind, id_, "cancel"), member="cancelled")
+
+
+def rescore_rollout(rollout_id: Id, environment: Id | None) -> Call[Rescoring]:
+    body = {} if environment is None else {"environment": str(environment)}
+    return Call("POST", path_of("rollouts", rollout_id, "rescore"), body)
+
+
+def rescore_run(run_id: Id, environment: Id | None, only_cause: str | None) -> Call[RescoreCounts]:
+    body = {"environment": environment and str(environment), "only_cause": only_cause}
+    return Call("POST", path_of("runs", run_id, "rescore"), {name: value for name, value in body.items() if value})
+
+
+def rescorings(run_id: Id) -> Call[Page]:
+    return pages(path_of("runs", run_id, "rescorings"))
 
 
 def pages(path: str, **params: Any) -> Call[Page]:

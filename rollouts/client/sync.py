@@ -25,6 +25,8 @@ from .types import (
     LLMServer,
     Page,
     Project,
+    RescoreCounts,
+    Rescoring,
     Result,
     Rollout,
     RolloutDetail,
@@ -146,6 +148,18 @@ class Client:
     def cancel_rollout(self, rollout_id: Id) -> int:
         """Cancel a rollout. 1 when it was still going."""
         return self._send(calls.cancel("rollouts", rollout_id))
+
+    def rescore_rollout(self, rollout_id: Id, *, environment: Id | None = None) -> Rescoring:
+        """Score a finished rollout again, maybe with another version (its id) of its environment. Old rewards are kept."""
+        return self._send(calls.rescore_rollout(rollout_id, environment))
+
+    def rescore_run(self, run_id: Id, *, environment: Id | None = None, only_cause: str | None = None) -> RescoreCounts:
+        """Score a run's finished rollouts again; with `only_cause` those that ended by it. See `iter_rescorings`."""
+        return self._send(calls.rescore_run(run_id, environment, only_cause))
+
+    def iter_rescorings(self, run_id: Id) -> Iterator[Rescoring]:
+        """Rescorings of a run, newest first."""
+        return self._pages(calls.rescorings(run_id))
 
     def iter_runs(self) -> Iterator[Run]:
         """Runs, newest first."""

@@ -298,3 +298,30 @@ class Page(TypedDict):
 
     results: list[Any]
     next: str | None
+
+
+class Rescoring(TypedDict):
+    """One more scoring of a finished rollout. `reward` is set once `state` is done; `cause` is that of the last failure."""
+
+    id: int
+    rollout: str
+    environment: str
+    environment_version: int
+    state: Literal["queued", "running", "done", "failed"]
+    tries: int
+    requested_at: str
+    finished_at: str | None
+    reward_version: int | None
+    reward_before: float | None
+    reward: float | None
+    cause: str
+    detail: str
+    traceback: str
+
+
+class RescoreCounts(TypedDict):
+    """Rollouts that will be scored again, those for which that is going on already, and those that cannot be scored."""
+
+    queued: int
+    going_on: int
+    left_out: int

@@ -127,7 +127,7 @@ SELECT reward_version FROM scored
 def finish_rescoring(*, claim: RescoringClaim, score: Score) -> bool:
     """The next reward version; a rollout whose EVAL had failed now ends as its RUN did. False when the claim is not current."""
     reward = score.total
-    values = {
+    values: dict[str, Any] = {
         "state": final_state(claim.ended_in_run).value,
         "reward": reward,
         "trainable": claim.settings.lets_into_batch(claim.ended_in_run.cause, reward),

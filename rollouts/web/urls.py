@@ -23,6 +23,7 @@ urlpatterns = [
     path("rollouts/<uuid:rollout_id>/live/", rollout.live, name="rollout-live"),
     path("rollouts/<uuid:rollout_id>/cancel/", rollout.cancel, name="rollout-cancel"),
     path("rollouts/<uuid:rollout_id>/reward/", rollout.reward, name="rollout-reward"),
+    path("rollouts/<uuid:rollout_id>/rescore/", rollout.rescore, name="rollout-rescore"),
     path("rollouts/<uuid:rollout_id>/tokens/", rollout.tokens, name="rollout-tokens"),
     path("rollouts/<uuid:rollout_id>/events/", rollout.events, name="rollout-events"),
     path("rollouts/<uuid:rollout_id>/attempts/", rollout.attempts, name="rollout-attempts"),

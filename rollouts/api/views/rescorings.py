@@ -16,6 +16,8 @@ from rollouts.selectors.history import rescorings_of
 from rollouts.selectors.rollouts import rollouts_of, runs_of
 from rollouts.services.rescore import rescore_rollout, rescore_run
 
+_PAGE = page_of(RescoringSerializer)
+
 
 class RolloutRescore(ApiView):
     @documented("rescore_rollout", "Score a finished rollout again", RescoringSerializer, status=202, body=Rescore)
@@ -36,16 +38,14 @@ class RunRescore(ApiView):
 
 
 class RolloutRescorings(ListView):
-    @documented(
-        "list_rollout_rescorings", "A rollout's rescorings, newest first", page_of(RescoringSerializer), query=PageQuery
-    )
+    @documented("list_rollout_rescorings", "A rollout's rescorings, newest first", _PAGE, query=PageQuery)
     def get(self, request: Request, id: UUID) -> Response:
         rollout = find(rollouts_of(self.project), id)
         return self.page(rescorings_of(rollout), lambda rows: RescoringSerializer(rows, many=True).data)
 
 
 class RunRescorings(ListView):
-    @documented("list_run_rescorings", "A run's rescorings, newest first", page_of(RescoringSerializer), query=PageQuery)
+    @documented("list_run_rescorings", "A run's rescorings, newest first", _PAGE, query=PageQuery)
     def get(self, request: Request, id: UUID) -> Response:
         run = find(runs_of(self.project), id)
         return self.page(rescorings_of(run), lambda rows: RescoringSerializer(rows, many=True).data)

@@ -9,13 +9,16 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from rollouts.lifecycle import TERMINAL
 from rollouts.models import Rollout
 from rollouts.selectors import timeline
 from rollouts.selectors.dashboard import rollouts_of
+from rollouts.selectors.history import attempts_of, rescorings_of
 from rollouts.services.cancel import cancel_rollouts
+from rollouts.services.errors import Refused
+from rollouts.services.rescore import rescore_rollout, why_not
 from rollouts.web.access import visible_or_404, visible_projects
 from rollouts.web.conditional import clock, etag_of, fragment, unchanged
 from rollouts.web.document import rollout_document
@@ -102,7 +105,28 @@ def live(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 def reward(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     """Components of the reward, by version."""
     rollout = _rollout(request, rollout_id)
-    return _page(request, rollout, "reward", versions=timeline.reward_versions(rollout))
+    return _page(
+        request,
+        rollout,
+        "reward",
+        versions=timeline.reward_versions(rollout),
+        rescorings=list(rescorings_of(rollout).order_by("-id")),
+        why_not=why_not(rollout),
+    )
+
+
+@require_POST
+@login_required
+def rescore(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
+    """Queue the rollout to be scored again."""
+    rollout = _rollout(request, rollout_id)
+    try:
+        rescore_rollout(project=rollout.project, rollout_id=rollout.pk)
+    except Refused as refused:
+        messages.error(request, refused.detail)
+    else:
+        messages.success(request, "The rollout will be scored again.")
+    return redirect("rollout-reward", rollout_id=rollout.pk)
 
 
 @require_safe
@@ -131,7 +155,7 @@ def events(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 def attempts(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     """Every execution with its error."""
     rollout = _rollout(request, rollout_id)
-    return _page(request, rollout, "attempts", attempts=list(rollout.attempts.order_by("-number")))
+    return _page(request, rollout, "attempts", history=list(reversed(attempts_of(rollout))))
 
 
 @require_safe
