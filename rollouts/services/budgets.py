@@ -59,8 +59,10 @@ def change_limits(*, owner: Project | Run, limits: Mapping[str, int | None]) -> 
         for name, value in checked.items():
             setattr(current, name, value)
         changed = list(checked)
-        if current.exhausted_at is not None and current.budget_reached(live_use(current)) is None:
-            current.exhausted_at, current.exhausted_by = None, ""
+        if current.exhausted_at is not None:
+            reached = current.budget_reached(live_use(current))
+            current.exhausted_at = current.exhausted_at if reached else None
+            current.exhausted_by = reached.value if reached else ""
             changed += ["exhausted_at", "exhausted_by"]
         current.save(update_fields=changed)
     owner.refresh_from_db(fields=changed)

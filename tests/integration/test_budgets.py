@@ -406,7 +406,10 @@ def test_a_raised_limit_lets_submissions_in_again(case: ApiCase) -> None:
     expect_problem(post(case, 1), 402, "budget_exhausted")
     assert case.submitter.patch(path, {"limits": {"max_tokens": 150}}).json()["exhausted_by"] == "max_tokens"
     expect_problem(post(case, 1), 402, "budget_exhausted")
-    raised = case.submitter.patch(path, {"limits": {"max_tokens": 151}}).json()
+    Run.objects.update(created_at=timezone.now() - timedelta(seconds=2))
+    other = case.submitter.patch(path, {"limits": {"max_tokens": 151, "max_wall_seconds": 1}}).json()
+    assert (other["exhausted_at"] is None, other["exhausted_by"]) == (False, "max_wall_seconds")
+    raised = case.submitter.patch(path, {"limits": {"max_wall_seconds": None}}).json()
     assert (raised["exhausted_at"], raised["exhausted_by"]) == (None, None)
     assert post(case, 1).status_code == 201
     keep_accounts()
