@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint up clean
+.PHONY: help demo test faults bench lint up clean
 
 # Passed on: make demo ARGS=--exit, make test ARGS="-k cancel"
 ARGS ?=
@@ -20,6 +20,11 @@ test: ## Run every test; ARGS is passed to pytest
 	@deploy/bootstrap.sh test
 	@deploy/test-packages.sh
 	@.venv/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+faults: ## Kill, freeze and cut off every part again and again; ARGS="--rounds 10 --only broker"
+	@deploy/bootstrap.sh test
+	@deploy/test-packages.sh
+	@.venv/bin/python -m tests.acceptance.faults $(ARGS)
 
 bench: ## Run the benchmarks; NAME=list runs one
 	@deploy/bootstrap.sh test

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from prorl_site.embedded.processes import wait_until
 from rollouts.lifecycle import TERMINAL
 from tests.acceptance.faults.site import Site
-from tests.acceptance.faults.trainer import Trainer
+from tests.acceptance.faults.trainer import Trainer, is_whole
 from tests.acceptance.platform import Platform
 
 _TIDY_SECONDS = 40.0  # a lost worker's sandboxes are swept by a janitor that gives their owners time first
@@ -112,14 +113,21 @@ def _audit_delivery(site: Site, trainer: Trainer, verdict: Verdict) -> None:
     if trainer.read_again() != order:
         verdict.duplicated.append("a second reading of the results gave others, or another order")
     for result in trainer.delivered:
-        calls = result["trajectory"]["model_calls"]
-        if result["state"] == "succeeded" and not (len(calls) == result["turns"] > 0 and all(map(_is_whole, calls))):
-            verdict.lost.append(f"rollout {result['id']} was delivered with a torn trajectory")
+        if result["state"] == "succeeded" and (torn := _what_is_torn(result)):
+            verdict.lost.append(f"rollout {result['id']} was delivered with {torn}")
 
 
-def _is_whole(call: dict[str, object]) -> bool:
-    ids, logprobs = call["sampled_ids"], call["logprobs"]
-    return isinstance(ids, list) and isinstance(logprobs, list) and 0 < len(ids) == len(logprobs)
+def _what_is_torn(result: dict[str, Any]) -> str:
+    calls, tool_calls = result["trajectory"]["model_calls"], result["trajectory"]["tool_calls"]
+    if len(calls) != result["turns"] or not calls:
+        return f"{len(calls)} model calls for {result['turns']} turns"
+    if any(not call["sampled_ids"] or len(call["sampled_ids"]) != len(call["logprobs"]) for call in calls):
+        return "a model call without its tokens"
+    if len(tool_calls) != len(calls) - 1:
+        return f"{len(tool_calls)} tool calls for {len(calls)} model calls"
+    if not all(is_whole(call["output"]) for call in tool_calls):
+        return "a tool's output that is not what it printed"
+    return ""
 
 
 def audit_leftovers(site: Site) -> Verdict:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import httpx
+
 from prorl_site.embedded.processes import http_answers, wait_until
 from tests.services.ports import lasting_port
 
@@ -33,6 +35,10 @@ class Model:
         self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
+
+    def answer_after(self, seconds: float | None) -> None:
+        """Change the delay of replies to come; None for the usual one."""
+        httpx.post(f"{self.url}/control", json={"delay": seconds}).raise_for_status()
 
     def freeze(self) -> None:
         """It accepts connections and answers none."""

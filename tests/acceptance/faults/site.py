@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ class Site:
         stack.callback(self.broker.stop)
         self.model = Model(delay=_MODEL_SECONDS)
         stack.callback(self.model.kill)
-        shorter = {"probe_seconds": 1, "db_pool_size": 4}
-        self.platform = Platform(folder / "var", self.broker.url, postgres_url=self.postgres.url, **{**shorter, **settings})
+        own = {"probe_seconds": 1, "db_pool_size": 4, "blob_threshold": 1024}
+        self.platform = Platform(folder / "var", self.broker.url, postgres_url=self.postgres.url, **own | settings)
         stack.callback(self.platform.close)
         self.platform.start_execution(_CONCURRENCY)
         self.url = self.platform.start_web()
@@ -68,15 +69,18 @@ class Site:
 
     def mend(self) -> None:
         """Bring back what a scenario that failed half-way left dead or frozen, so that it fails alone."""
-        self.model.thaw()
         if self.model.process.poll() is not None:
             self.model.start()
+        self.model.thaw()
+        self.model.answer_after(None)
         if self.broker.process.poll() is not None:
             self.broker.start()
         if not self.postgres.is_ready():
             self.postgres.start()
-        for name, process in self.platform.processes.items():
-            if process.poll() is not None:
+        for name, process in list(self.platform.processes.items()):
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+            else:
                 self.restart(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from tests.acceptance.faults.site import Site
 
 # A rollout may be struck in every round; what is tested here is not when the platform gives up.
 _PATIENT: dict[str, Any] = {"max_infra_retries": 50}
+_SLOW_SECONDS = 6.0
 _BUSY = 4  # rollouts in the middle of their RUN when a fault strikes that is not aimed at one worker
 
 
@@ -67,8 +69,12 @@ def _kill_broker(site: Site, run_id: str) -> None:
 
 
 def _close_broker_connections(site: Site, run_id: str) -> None:
+    """RabbitMQ's own program does it, and takes seconds to start; slow replies keep the workers busy for so long."""
+    site.model.answer_after(_SLOW_SECONDS)
     _wait_until_busy(site, run_id)
     site.broker.close_connections()
+    assert site.in_state(run_id, "running"), "the strike came too late"
+    site.model.answer_after(None)
 
 
 def _kill_database(site: Site, run_id: str) -> None:
@@ -89,6 +95,18 @@ def _freeze_model(site: Site, run_id: str) -> None:
     site.model.freeze()
     _wait_for_cause(site, run_id, "model_error")
     site.model.thaw()
+
+
+def _fill_disk(site: Site, run_id: str) -> None:
+    """For the RUN worker, which can create files and not write a byte to them: where large outputs go."""
+    worker = site.platform.processes["run"].pid
+    usual = resource.prlimit(worker, resource.RLIMIT_FSIZE)
+    _wait_until_busy(site, run_id)
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        _wait_for_cause(site, run_id, "internal_error")
+    finally:
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, usual)
 
 
 def _wait_for_cause(site: Site, run_id: str, cause: str) -> None:
@@ -126,4 +144,7 @@ FAULTS = [
     Fault("broker connections closed", _close_broker_connections),
     Fault("broker killed", _kill_broker),
     Fault("database killed", _kill_database),
+    Fault("disk full for blobs", _fill_disk, "internal_error"),
 ]
+
+FROZEN_LONG = Fault("run worker frozen, lease of 30 s", partial(_freeze_worker, "run"), "worker_lost")

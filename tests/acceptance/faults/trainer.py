@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,20 @@ from typing import Any
 from tests.acceptance.faults.site import POLICY, Site
 
 _GROUP = 4
-_TURNS_SECONDS = 0.2
+_PAUSE_SECONDS = 0.2
+
+# What the scripted model has its tool run: an output too large for a row, different each time, and what proves it to be whole.
+_PROGRAM = """
+import hashlib, os
+text = os.urandom(700).hex()
+print(text, hashlib.sha256(text.encode()).hexdigest(), 12 * {number}, sep="\\n")
+"""
+
+
+def is_whole(output: str) -> bool:
+    """Whether the output of the tool is all that was printed."""
+    text, digest, *_ = [*output.splitlines(), "", ""]
+    return hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 class Trainer:
@@ -71,11 +86,13 @@ class Trainer:
                     after = result["cursor"]
                 if last:
                     return
-                self._complete.wait(_TURNS_SECONDS)  # all that was submitted so far has ended
+                self._complete.wait(_PAUSE_SECONDS)  # all that was submitted so far has ended
 
 
 def _group(number: int) -> dict[str, Any]:
     if number % 2:
         return {"n": _GROUP, "environment": "sums", "payload": {"a": number, "b": 1}}
-    problem = {"id": f"p{number}", "question": f"What is 12 * {number}?", "expected_answer": str(12 * number)}
+    call = json.dumps({"name": "python", "arguments": {"code": _PROGRAM.format(number=number)}})
+    question = f"What is 12 * {number}? [[reply:<tool_call>\n{call}\n</tool_call>]]"
+    problem = {"id": f"p{number}", "question": question, "expected_answer": str(12 * number)}
     return {"n": _GROUP, "environment": "problems", "payload": problem}
