@@ -90,7 +90,7 @@ def _check(owner: Project | Run, n: int) -> None:
         raise Conflict(f"Run {owner.name} was cancelled. Create another one.")
     spent = Limit(owner.exhausted_by) if owner.exhausted_by else owner.budget_reached()
     if spent is not None:
-        raise _exhausted(owner, spent, n, used=owner.use[spent])
+        raise _exhausted(owner, spent, n, used=owner.use[spent] + live_use(owner).get(spent, 0))
     if owner.max_rollouts is not None and owner.used_rollouts > owner.max_rollouts:
         raise _exhausted(owner, Limit.MAX_ROLLOUTS, n, used=owner.used_rollouts - n)
     if owner.max_queued is not None and owner.use[Limit.MAX_QUEUED] > owner.max_queued:

@@ -327,7 +327,7 @@ def test_when_tokens_run_out_what_waits_is_cancelled_and_the_rest_ends_by_itself
     assert running.cancel_requested_at is None
     with pytest.raises(errors.BudgetExhausted) as refused:
         domain.submit()
-    assert (refused.value.reached.scope, refused.value.reached.name) == (scope, "max_tokens")
+    assert refused.value.reached == (scope, "max_tokens", 100, 100, 1)
 
 
 def test_a_stopped_run_does_not_start_over(domain: Domain) -> None:
