@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import resource
 import threading
@@ -9,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -25,6 +27,7 @@ from rollouts.models import Blob, BlobUnreadable, Rollout, ToolCall
 from rollouts.services import blobs
 from rollouts.services.claim import Claim
 from rollouts.services.progress import Ran, TurnWrite, hand_over_for_evaluation, record_turns
+from rollouts.storage import DurableFileStorage
 from rollouts.worker.database import Database
 from rollouts.worker.large_values import whole_artefacts, without_large_artefacts, without_large_outputs
 from tests.integration.api_case import ApiCase, expect_problem
@@ -74,6 +77,37 @@ def full_disk(bytes_left: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class Pause:
+    """A place where one thread waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(60)
+
+
+class SlowStorage(DurableFileStorage):
+    """A storage whose next deletion, or the next return from a save, takes as long as a test wants."""
+
+    before_delete: ClassVar[Pause | None] = None
+    after_save: ClassVar[Pause | None] = None
+
+    def delete(self, name: str) -> None:
+        pause, SlowStorage.before_delete = SlowStorage.before_delete, None
+        if pause:
+            pause()
+        super().delete(name)
+
+    def save(self, name: str | None, content: Any, max_length: int | None = None) -> str:
+        saved = super().save(name, content, max_length)
+        pause, SlowStorage.after_save = SlowStorage.after_save, None
+        if pause:
+            pause()
+        return saved
 
 
 def at_once(*functions: Callable[[], None]) -> list[Exception]:
@@ -275,6 +309,20 @@ class TestPages:
         assert answer.status_code == 503 and "cannot be read" in answer.content.decode()
 
 
+def refer(rollout: Rollout, digest: str, *, turn: int, index: int) -> ToolCall:
+    """A tool call whose output is this blob."""
+    return ToolCall.objects.create(
+        rollout=rollout,
+        attempt=1,
+        turn=turn,
+        index=index,
+        name="bash",
+        output_blob_id=digest,
+        started_at=timezone.now(),
+        duration=0.1,
+    )
+
+
 class TestCleaning:
     """`untouched_since` lies in the future here: no grace, so that every blob is old enough."""
 
@@ -309,52 +357,85 @@ class TestCleaning:
         assert not stray.exists() and foreign.exists()
         assert Blob.objects.get().text() == TEXT
 
-    def test_never_takes_content_from_under_a_writer(self, case: ApiCase, folder: Path) -> None:
-        """Writers store the same few contents and refer to them, while others remove everything that nothing refers to."""
+    @pytest.fixture
+    def slow(self, settings: Any) -> Iterator[type[SlowStorage]]:
+        backend = f"{SlowStorage.__module__}.{SlowStorage.__qualname__}"
+        settings.STORAGES = {**settings.STORAGES, "blobs": {**settings.STORAGES["blobs"], "BACKEND": backend}}
+        yield SlowStorage
+        SlowStorage.before_delete = SlowStorage.after_save = None
+
+    def test_content_stored_again_while_its_old_file_is_being_deleted_stays(self, slow: type[SlowStorage]) -> None:
+        digest = blobs.put(TEXT.encode())
+        pause = slow.before_delete = Pause()
+
+        def store_again() -> None:
+            assert pause.reached.wait(60)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET lock_timeout = '20s'")  # what is slow holds no lock
+                blobs.put(TEXT.encode())
+            finally:
+                pause.go_on.set()
+
+        def remove_once() -> None:
+            blobs.remove_unreferenced(shard=digest[:1], untouched_since=timezone.now() + timedelta(days=1))
+
+        assert at_once(remove_once, store_again) == []
+        assert Blob.objects.get(sha256=digest).text() == TEXT
+
+    def test_a_writer_that_was_overtaken_by_another_and_its_cleaner_still_has_its_file(
+        self, slow: type[SlowStorage], folder: Path
+    ) -> None:
+        pause = slow.after_save = Pause()
+
+        def come_and_go() -> None:
+            assert pause.reached.wait(60)
+            try:
+                blobs.put(TEXT.encode())
+                self.clean()
+                assert not Blob.objects.exists()
+            finally:
+                pause.go_on.set()
+
+        assert at_once(lambda: blobs.put(TEXT.encode()) and None, come_and_go) == []
+        assert Blob.objects.get().text() == TEXT
+        assert len(files(folder)) == 1
+
+    def test_nothing_ever_refers_to_what_is_gone(self, case: ApiCase) -> None:
+        """A transaction that refers to a blob when it goes cannot be committed."""
+        rollout = case.domain.rollout_in(State.READY)
+        digest = blobs.put(TEXT.encode())
+        with pytest.raises(IntegrityError), transaction.atomic():
+            refer(rollout, digest, turn=0, index=0)
+            assert at_once(self.clean) == []
+        assert not Blob.objects.exists() and not ToolCall.objects.exists()
+
+    def test_writers_and_cleaners_in_one_crowd(self, case: ApiCase, folder: Path) -> None:
+        """Writers store the same few contents, refer to them and let them go, while others clean."""
         rollout = case.domain.rollout_in(State.READY)
         contents = [f"{number}".encode() * 5000 for number in range(2)]
-        writing = threading.Event()
-        writing.set()
+        writers_left = threading.Semaphore(0)
 
         def write(writer: int) -> None:
-            for number in range(25):
-                while True:
-                    digest = blobs.put(contents[number % 2])
-                    call = ToolCall(
-                        rollout=rollout,
-                        attempt=1,
-                        turn=writer,
-                        index=number,
-                        name="bash",
-                        output_blob_id=digest,
-                        started_at=timezone.now(),
-                        duration=0.1,
-                    )
-                    try:
-                        call.save()
-                    except IntegrityError:  # there is no grace here: it went before anything referred to it
-                        continue
-                    break
-                assert ToolCall.objects.get(pk=call.pk).output_blob.content() == contents[number % 2]
-                call.delete()
-            ToolCall.objects.create(
-                rollout=rollout, attempt=1, turn=writer, index=99, name="bash", started_at=timezone.now(), duration=0.1
-            )
-
-        def remove() -> None:
-            digests = [hashlib.sha256(content).hexdigest() for content in contents]
-            while ToolCall.objects.filter(index=99).count() < 3 and writing.is_set():
-                for digest in digests:
-                    blobs.remove_unreferenced(shard=digest[:1], untouched_since=timezone.now() + timedelta(days=1))
-
-        def write_or_stop(writer: int) -> None:
             try:
-                write(writer)
-            except BaseException:
-                writing.clear()
-                raise
+                for number in range(20):
+                    content = contents[number % 2]
+                    call = None
+                    while call is None:
+                        # There is no grace here: it may be gone before anything refers to it.
+                        with contextlib.suppress(IntegrityError):
+                            call = refer(rollout, blobs.put(content), turn=writer, index=number)
+                    assert ToolCall.objects.get(pk=call.pk).output_blob.content() == content
+                    call.delete()
+            finally:
+                writers_left.release()
 
-        writers = [lambda writer=writer: write_or_stop(writer) for writer in range(3)]
-        assert at_once(*writers, remove, remove) == []
+        def clean_until_all_have_left() -> None:
+            left = 0
+            while left < 3:
+                left += writers_left.acquire(blocking=False)
+                self.clean()
+
+        assert at_once(*[functools.partial(write, writer) for writer in range(3)], clean_until_all_have_left) == []
         named = set(Blob.objects.values_list("file", flat=True))
         assert {str(file.relative_to(folder)) for file in files(folder)} == named
