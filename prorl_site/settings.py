@@ -76,7 +76,7 @@ DB_POOL_SIZE = env.integer("PRORL_DB_POOL_SIZE", 10)
 _database: dict[str, Any] = dict(dj_database_url.parse(env.text("PRORL_DATABASE_URL", "postgres:///prorl"), conn_max_age=0))
 if _database["ENGINE"] != "django.db.backends.postgresql":
     raise ImproperlyConfigured("PRORL_DATABASE_URL must be a postgres:// URL.")
-# None (no prepared statements) is for connection poolers that cannot keep them; see services/prepared.py.
+# None (no prepared statements) is for connection poolers that cannot keep them; see rollouts/prepared.py.
 _database.setdefault("OPTIONS", {})["prepare_threshold"] = 5 if env.boolean("PRORL_DB_PREPARE", True) else None
 if DB_POOL_SIZE:
     _database.setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": DB_POOL_SIZE, "timeout": 30}
@@ -154,7 +154,7 @@ NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])
 SANDBOX_BACKEND = env.text("PRORL_SANDBOX_BACKEND", "bubblewrap")
 SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
 LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
-HEARTBEAT_SECONDS = env.number("PRORL_HEARTBEAT_SECONDS", min(2.0, LEASE_SECONDS / 3), minimum=0.1)
+HEARTBEAT_SECONDS = env.number("PRORL_HEARTBEAT_SECONDS", min(1.0, LEASE_SECONDS / 3), minimum=0.1)
 DISPATCH_SECONDS = env.number("PRORL_DISPATCH_SECONDS", 1.0, minimum=0.05)  # the longest sleep; commits wake it earlier
 DISPATCH_MIN_SECONDS = env.number("PRORL_DISPATCH_MIN_SECONDS", 0.025, minimum=0)  # from one round to the next
 HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  # a hint nobody took is published again
