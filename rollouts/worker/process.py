@@ -67,7 +67,8 @@ class Held:
     def interrupt(self, why: Interruption) -> None:
         if self.interruption is None:
             self.interruption = why
-            self.task.cancel()
+            # Not at once: a task that is cancelled before its first step never runs, so nothing would be handed back.
+            self.task.get_loop().call_soon(self.task.cancel)
 
 
 class WorkerProcess:
