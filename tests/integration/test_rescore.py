@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from django.utils import timezone
 
 from rollouts.engine.errors import Failure
 from rollouts.engine.records import RunOutcome
+from rollouts.environments import registry
+from rollouts.environments.arithmetic import Arithmetic
 from rollouts.environments.base import RewardComponent, Score
 from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
 from rollouts.models import Environment, Rescoring, Reward, Rollout, WorkerProcess
@@ -212,6 +216,37 @@ class TestRefusals:
         newer = newer_version(domain, handler="nowhere")
         with pytest.raises(Conflict, match="sums v2 cannot be used"):
             rescore_rollout(project=domain.project, rollout_id=scored(domain).id, environment_id=newer.id)
+
+
+class ScoresInSandbox(Arithmetic):
+    """Cannot rebuild what RUN left in the sandbox."""
+
+    evaluates_in_sandbox = True
+
+
+@pytest.fixture
+def scores_in_sandbox(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The domain's environment is one that scores in the sandbox, installed for this test."""
+    metadata = tmp_path / "scores-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scores\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[prorl.environments]\nin-sandbox = {__name__}:ScoresInSandbox\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    caches = (registry.get, registry._entry_points)
+    for cache in caches:
+        cache.cache_clear()
+    Environment.objects.filter(id=domain.environment.id).update(handler="in-sandbox")
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("scores_in_sandbox")
+def test_scoring_in_a_sandbox_takes_an_environment_that_can_rebuild_it(domain: Domain):
+    rollout = scored(domain)
+    assert rescore_run(project=domain.project, run_id=rollout.run_id) == (0, 0, 1)
+    with pytest.raises(Conflict, match="no `restore`"):
+        rescore_rollout(project=domain.project, rollout_id=rollout.id)
 
 
 class TestARun:
