@@ -61,9 +61,15 @@ def rescore(
 def _manage(*arguments: str) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
+    from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
+    from django.db import OperationalError
 
-    execute_from_command_line(["prorl", *arguments])
+    try:
+        execute_from_command_line(["prorl", *arguments])
+    except (ImproperlyConfigured, OperationalError) as error:
+        typer.echo(f"prorl: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def main() -> None:
