@@ -132,7 +132,8 @@ def _services(port: int) -> list[Service]:
         stop_order=_WEB_STOPS,
     )
     dispatcher = Service(name="dispatcher", command=_manage("dispatch"), stop_order=_WORKERS_STOP)
-    return [web, dispatcher, *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items())]
+    sender = Service(name="webhooks", command=_manage("deliver"), stop_order=_WORKERS_STOP)
+    return [web, dispatcher, sender, *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items())]
 
 
 def _worker(stage: str, concurrency: int) -> Service:
