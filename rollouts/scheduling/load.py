@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection
 
 from rollouts.lifecycle import STAGES, Stage
 from rollouts.models import Draining
+from rollouts.prepared import execute_prepared
 
 
 @dataclass
@@ -143,32 +143,28 @@ _STAGE_OF = {rule.holds_in.value: stage for stage, rule in STAGES.items()} | {
 def read_load() -> Load:
     """The present load."""
     load = Load()
-    with connection.cursor() as cursor:
-        cursor.execute(_WORKERS)
-        for name, stage, slots, processes, max_init, max_run, max_eval, ready_buffer, drains, over in cursor.fetchall():
-            node = load.node(name)
-            node.ready_buffer = settings.READY_BUFFER if ready_buffer is None else ready_buffer
-            node.draining = Draining.OVER if over else Draining.FINISHING if drains else Draining.NO
-            node.stages[Stage(stage)].slots = slots
-            node.stages[Stage(stage)].processes = processes
-            for limited, cap in zip(Stage, (max_init, max_run, max_eval), strict=True):
-                node.stages[limited].cap = cap
-                # What a draining node has run is still evaluated there: its sandbox may be needed.
-                finishing = limited is Stage.EVAL and node.draining is Draining.FINISHING
-                node.stages[limited].open = finishing or node.draining is Draining.NO
-        cursor.execute(_SERVERS)
-        for policy_id, capacity in cursor.fetchall():
-            load.policy(policy_id).capacity = capacity
-        cursor.execute(_IN_HAND)
-        for state, name, situation, run_id, project_id, policy_id, n in cursor.fetchall():
-            load.runs[run_id] += n
-            load.projects[project_id] += n
-            stage = _STAGE_OF[state]
-            _count(load.node(name).stages[stage], situation, n)
-            if stage is not Stage.EVAL:
-                policy = load.policy(policy_id)
-                policy.ahead += n
-                policy.running += n if stage is Stage.RUN and situation != "waiting" else 0
+    for name, stage, slots, processes, max_init, max_run, max_eval, ready_buffer, drains, over in execute_prepared(_WORKERS):
+        node = load.node(name)
+        node.ready_buffer = settings.READY_BUFFER if ready_buffer is None else ready_buffer
+        node.draining = Draining.OVER if over else Draining.FINISHING if drains else Draining.NO
+        node.stages[Stage(stage)].slots = slots
+        node.stages[Stage(stage)].processes = processes
+        for limited, cap in zip(Stage, (max_init, max_run, max_eval), strict=True):
+            node.stages[limited].cap = cap
+            # What a draining node has run is still evaluated there: its sandbox may be needed.
+            finishing = limited is Stage.EVAL and node.draining is Draining.FINISHING
+            node.stages[limited].open = finishing or node.draining is Draining.NO
+    for policy_id, capacity in execute_prepared(_SERVERS):
+        load.policy(policy_id).capacity = capacity
+    for state, name, situation, run_id, project_id, policy_id, n in execute_prepared(_IN_HAND):
+        load.runs[run_id] += n
+        load.projects[project_id] += n
+        stage = _STAGE_OF[state]
+        _count(load.node(name).stages[stage], situation, n)
+        if stage is not Stage.EVAL:
+            policy = load.policy(policy_id)
+            policy.ahead += n
+            policy.running += n if stage is Stage.RUN and situation != "waiting" else 0
     return load
 
 

@@ -7,7 +7,7 @@ go (as many as there is room for, each list the head of an index), and one UPDAT
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import connection
 
 from rollouts.lifecycle import STAGES, Stage, State
+from rollouts.prepared import execute_prepared
 from rollouts.scheduling.load import Load, read_load
 from rollouts.scheduling.order import Candidate, WaitingRun, starts
 
@@ -111,14 +112,13 @@ def _handed_on(load: Load) -> list[_Choice]:
     room |= Counter({(node.name, Stage.EVAL): node.stages[Stage.EVAL].room for node in load.nodes.values()})
     servers = Counter({policy_id: policy.room_to_run for policy_id, policy in load.policies.items()})
     states, nodes, limits = zip(*wanted, strict=True) if wanted else ((), (), ())
-    with connection.cursor() as cursor:
-        cursor.execute(_HEADS, {"states": list(states), "nodes": list(nodes), "limits": list(limits)})
-        for state, name, rollout_id, policy_id in cursor.fetchall():
-            stage = Stage.RUN if state == State.READY.value else Stage.EVAL
-            if room[name, stage] and (stage is Stage.EVAL or servers[policy_id]):
-                room[name, stage] -= 1
-                servers[policy_id] -= stage is Stage.RUN
-                chosen.append(_Choice(stage, name, rollout_id))
+    parameters = {"states": list(states), "nodes": list(nodes), "limits": list(limits)}
+    for state, name, rollout_id, policy_id in execute_prepared(_HEADS, parameters) if wanted else []:
+        stage = Stage.RUN if state == State.READY.value else Stage.EVAL
+        if room[name, stage] and (stage is Stage.EVAL or servers[policy_id]):
+            room[name, stage] -= 1
+            servers[policy_id] -= stage is Stage.RUN
+            chosen.append(_Choice(stage, name, rollout_id))
     evaluators = Counter({name: n for (name, stage), n in room.items() if stage is Stage.EVAL})
     return chosen + _adopted(homeless, evaluators) if homeless else chosen
 
@@ -126,18 +126,18 @@ def _handed_on(load: Load) -> list[_Choice]:
 def _adopted(homeless: list[str], room: Counter[str]) -> list[_Choice]:
     """Evaluations whose own node has no EVAL worker, for the nodes with the most room."""
     chosen: list[_Choice] = []
-    with connection.cursor() as cursor:
-        cursor.execute(_HOMELESS, {"nodes": homeless, "patience": settings.LEASE_SECONDS, "room": room.total()})
-        for (rollout_id,) in cursor.fetchall():
-            node = max(room, key=lambda name: room[name])
-            room[node] -= 1
-            chosen.append(_Choice(Stage.EVAL, node, rollout_id))
+    parameters = {"nodes": homeless, "patience": settings.LEASE_SECONDS, "room": room.total()}
+    for (rollout_id,) in execute_prepared(_HOMELESS, parameters):
+        node = max(room, key=lambda name: room[name])
+        room[node] -= 1
+        chosen.append(_Choice(Stage.EVAL, node, rollout_id))
     return chosen
 
 
 # --- INIT ------------------------------------------------------------------------------------------------------------------
 
-# The runs that have something to start are found by jumping from one to the next in the index, then the head of each is read.
+# The runs that have something to start are found by jumping from one to the next in the index; then the head of each is read,
+# up to its own limit, and of each policy no more than there is room for.
 _QUEUE_HEADS = """
 WITH RECURSIVE waiting (run_id) AS (
     (SELECT run_id FROM rollouts_rollout
@@ -151,17 +151,22 @@ WITH RECURSIVE waiting (run_id) AS (
         ORDER BY run_id LIMIT 1
     ) after
 )
-SELECT run.id, run.project_id, run.policy_id, run.max_in_flight, project.max_in_flight, r.id, r.priority
-FROM waiting
-JOIN rollouts_run run ON run.id = waiting.run_id AND run.policy_id = ANY(%(policies)s)
-JOIN rollouts_project project ON project.id = run.project_id
-CROSS JOIN LATERAL (
-    SELECT id, priority FROM rollouts_rollout
-    WHERE run_id = waiting.run_id AND state = 'queued'
-      AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
-    ORDER BY priority DESC, id LIMIT %(room)s
-) r
-ORDER BY run.id, r.priority DESC, r.id
+SELECT * FROM (
+    SELECT run.id, run.project_id, run.policy_id, run.max_in_flight, project.max_in_flight, r.id, r.priority,
+           row_number() OVER (PARTITION BY run.policy_id ORDER BY r.priority DESC, r.id) AS place
+    FROM waiting
+    JOIN rollouts_run run ON run.id = waiting.run_id AND run.policy_id = ANY(%(policies)s)
+    JOIN rollouts_project project ON project.id = run.project_id
+    LEFT JOIN unnest(%(runs)s::uuid[], %(in_flight)s::int[]) AS present (run_id, n) ON present.run_id = run.id
+    CROSS JOIN LATERAL (
+        SELECT id, priority FROM rollouts_rollout
+        WHERE run_id = waiting.run_id AND state = 'queued'
+          AND lease_owner_id IS NULL AND hinted_at IS NULL AND not_before IS NULL
+        ORDER BY priority DESC, id
+        LIMIT GREATEST(0, LEAST(%(room)s, run.max_in_flight - COALESCE(present.n, 0)))
+    ) r
+) head (run_id, project_id, policy_id, of_run, of_project, id, priority, place)
+WHERE place <= %(room)s ORDER BY place
 """
 
 
@@ -171,12 +176,16 @@ def _starting(load: Load) -> list[_Choice]:
     policies = [policy_id for policy_id in load.policies if load.policy_room_to_start(policy_id)]
     if not room or not policies:
         return []
+    parameters = {
+        "policies": policies,
+        "room": room,
+        "runs": list(load.runs.keys()),
+        "in_flight": list(load.runs.values()),
+    }
     runs: dict[UUID, WaitingRun] = {}
-    with connection.cursor() as cursor:
-        cursor.execute(_QUEUE_HEADS, {"policies": policies, "room": room})
-        for run_id, project_id, policy_id, of_run, of_project, rollout_id, priority in cursor.fetchall():
-            run = runs.setdefault(run_id, WaitingRun(run_id, project_id, policy_id, of_run, of_project, deque()))
-            run.candidates.append(Candidate(rollout_id, priority))
+    for run_id, project_id, policy_id, of_run, of_project, id_, priority, _ in execute_prepared(_QUEUE_HEADS, parameters):
+        run = runs.setdefault(run_id, WaitingRun(run_id, project_id, policy_id, of_run, of_project))
+        run.candidates.append(Candidate(id_, priority))
     return [_Choice(Stage.INIT, node, rollout_id) for rollout_id, node in starts(load, list(runs.values()))]
 
 
@@ -199,9 +208,7 @@ def _mark(choices: list[_Choice]) -> list[_Choice]:
         "states": [STAGES[choice.stage].waits_in.value for choice in choices],
         "nodes": [choice.node for choice in choices],
     }
-    with connection.cursor() as cursor:
-        cursor.execute(_MARK, parameters)
-        marked = {id_ for (id_,) in cursor.fetchall()}
+    marked = {id_ for (id_,) in execute_prepared(_MARK, parameters)}
     return [choice for choice in choices if choice.rollout_id in marked]
 
 

@@ -12,10 +12,10 @@ from psycopg.types.json import Jsonb
 from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.lifecycle import STAGES, Stage
 from rollouts.models import ModelCall
+from rollouts.prepared import execute_prepared
 
 from .claim import Claim
 from .finish import termination_values
-from .prepared import execute_prepared
 from .storable import storable_json, storable_text
 from .transition import Move, move_each
 

@@ -12,8 +12,8 @@ from psycopg.types.json import Jsonb
 
 from rollouts.lifecycle import TERMINAL, EventKind, Stage, State
 from rollouts.models import Rollout
+from rollouts.prepared import execute_prepared
 
-from .prepared import execute_prepared
 from .storable import storable_text
 
 # The dispatcher listens here: something became claimable, or a slot became free.

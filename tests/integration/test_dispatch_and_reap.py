@@ -205,7 +205,8 @@ class TestStuck:
         assert (reap(), reap()) == (0, 0)
         assert renew(worker_id=late.lease_owner_id).held == {(late.id, 1): Holding(stuck=True)}
         event = late.events.get(kind="stuck")
-        assert (event.attempt, event.from_state, event.data["held_seconds"]) == (1, "running", 3600)
+        assert (event.attempt, event.from_state) == (1, "running")
+        assert 3500 < event.data["held_seconds"] < 3700
 
     def test_is_taken_away_when_the_worker_does_not_give_it_up(self, late: Rollout):
         reap()
