@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import Http404
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -55,9 +55,9 @@ class ListView(ApiView):
     query_model: ClassVar[type[Query]] = PageQuery
     oldest_first: ClassVar[bool] = False
 
-    def page(self, queryset: QuerySet[Any], represent: Callable[[list[Any]], Any]) -> Response:
-        """One page; `represent` turns its rows into JSON values."""
-        pages = KeysetPagination()
+    def page(self, queryset: QuerySet[Any], represent: Callable[[list[Any]], Any], branches: Sequence[Q] = (Q(),)) -> Response:
+        """One page; `represent` turns its rows into JSON values. `branches` as in `rows_in_order`."""
+        pages = KeysetPagination(branches)
         rows = pages.paginate_queryset(queryset, self.request, self)
         return pages.get_paginated_response(represent(rows))
 

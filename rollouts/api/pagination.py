@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from django.core.exceptions import ValidationError
-from django.db.models import Model
+from django.db.models import Model, Q
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api import cursors
+from rollouts.selectors.pages import rows_in_order
 
 MAX_LIMIT = 500
 
@@ -22,12 +24,16 @@ class KeysetPagination(BasePagination):
     The view has read `limit` and `cursor` into `view.query`.
     """
 
+    def __init__(self, branches: Sequence[Q] = (Q(),)) -> None:
+        """`branches` as in `rows_in_order`."""
+        self._branches = branches
+
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         query = view.query
         if query.cursor:
             behind = "id__gt" if view.oldest_first else "id__lt"
             queryset = queryset.filter(**{behind: _read_id(queryset.model, query.cursor)})
-        rows = list(queryset.order_by("id" if view.oldest_first else "-id")[: query.limit + 1])
+        rows = rows_in_order(queryset, query.limit + 1, branches=self._branches, oldest_first=view.oldest_first)
         page = rows[: query.limit]
         self._next = None
         if len(rows) > query.limit:

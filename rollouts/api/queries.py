@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollouts.api.pagination import MAX_LIMIT
 from rollouts.api.problems import Problem
 from rollouts.lifecycle import Blame, Cause, State
-from rollouts.selectors.rollouts import RolloutFilter
+from rollouts.selectors.rollout_filter import RolloutFilter
 from rollouts.services.errors import FieldError
 
 QueryT = TypeVar("QueryT", bound="Query")

@@ -115,11 +115,18 @@ def runs_of(projects: Iterable[Project]) -> QuerySet[Run]:
     return Run.objects.filter(project__in=list(projects)).select_related("project", "policy").order_by("-id")
 
 
-def rollouts_of(projects: Iterable[Project]) -> QuerySet[Rollout]:
-    """Rollouts of some projects, newest first, with everything a table row or header names."""
-    return (
-        Rollout.objects.filter(project__in=list(projects))
-        .select_related("project", "run", "run__policy", "task", "environment", "llm_server")
-        .defer("artefacts", "run__settings", "environment__config", "task__payload")
-        .order_by("-id")
+def rollout_rows() -> QuerySet[Rollout]:
+    """All rollouts with everything a table row or header names; to be narrowed to what the visitor may see."""
+    return Rollout.objects.select_related("project", "run", "run__policy", "task", "environment", "llm_server").defer(
+        "artefacts", "run__settings", "environment__config", "task__payload"
     )
+
+
+def rollouts_of(projects: Iterable[Project]) -> QuerySet[Rollout]:
+    """Rollouts of some projects, newest first."""
+    return rollout_rows().filter(project__in=list(projects)).order_by("-id")
+
+
+def any_rollouts(projects: Iterable[Project]) -> bool:
+    """Whether the projects have any rollout, asked of each: for all at once Postgres may read the whole table."""
+    return any(Rollout.objects.filter(project=project).exists() for project in projects)

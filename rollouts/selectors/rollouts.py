@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
-from rollouts.lifecycle import TERMINAL, Blame, Cause, State
+from rollouts.lifecycle import TERMINAL, State
 from rollouts.models import Group, Project, Reward, Rollout, RolloutEvent, Run
 
 Counts = dict[str, int]  # every state -> how many rollouts are in it
-
-
-@dataclass(frozen=True)
-class RolloutFilter:
-    """Which rollouts to list; None means any. Reward bounds are inclusive and leave out unknown rewards."""
-
-    run: UUID | None = None
-    group: UUID | None = None
-    state: State | None = None
-    environment: str | None = None
-    cause: Cause | None = None
-    blame: Blame | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    trainable: bool | None = None
-
-    def lookups(self) -> dict[str, object]:
-        wanted = {
-            "run_id": self.run,
-            "group_id": self.group,
-            "state": self.state and self.state.value,
-            "environment__name": self.environment,
-            "termination_cause": self.cause and self.cause.value,
-            "termination_blame": self.blame and self.blame.value,
-            "reward__gte": self.reward_min,
-            "reward__lte": self.reward_max,
-            "trainable": self.trainable,
-        }
-        return {lookup: value for lookup, value in wanted.items() if value is not None}
 
 
 def runs_of(project: Project) -> QuerySet[Run]:
@@ -51,12 +21,13 @@ def groups_of(project: Project) -> QuerySet[Group]:
     return Group.objects.filter(run__project=project).select_related("task__dataset")
 
 
-def rollouts_of(project: Project, wanted: RolloutFilter = RolloutFilter()) -> QuerySet[Rollout]:
-    return (
-        Rollout.objects.filter(project=project, **wanted.lookups())
-        .select_related("environment", "task")
-        .defer("artefacts", "task__payload", "environment__config")
-    )
+def listed_rollouts() -> QuerySet[Rollout]:
+    """All rollouts with what a list names; to be narrowed to what the asker may see."""
+    return Rollout.objects.select_related("environment", "task").defer("artefacts", "task__payload", "environment__config")
+
+
+def rollouts_of(project: Project) -> QuerySet[Rollout]:
+    return listed_rollouts().filter(project=project)
 
 
 def events_of(rollout: Rollout) -> QuerySet[RolloutEvent]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from django import forms
-from django.db.models import QuerySet
 from django.http import QueryDict
 
 from rollouts.lifecycle import Blame, Cause, Fidelity, State
-from rollouts.models import Environment, Rollout, Task
+from rollouts.selectors.rollout_filter import RolloutFilter
+
+_ENUMS = {"state": State, "cause": Cause, "blame": Blame, "fidelity": Fidelity}
 
 
 def _words(enum: Any) -> list[tuple[str, str]]:
@@ -53,27 +54,9 @@ class RolloutFilters(forms.Form):
     def active(self) -> dict[str, Any]:
         return {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
 
-    def apply(self, queryset: QuerySet[Rollout]) -> QuerySet[Rollout]:
-        """Narrow a list of rollouts. Names are resolved in the small tables, never by joining the large one."""
-        columns = {
-            "state": "state",
-            "cause": "termination_cause",
-            "blame": "termination_blame",
-            "reward_min": "reward__gte",
-            "reward_max": "reward__lte",
-            "fidelity": "fidelity",
-            "node": "node",
-            "version": "policy_version",
-            "run": "run_id",
-            "group": "group_id",
-        }
-        active = self.active
-        queryset = queryset.filter(**{column: active[name] for name, column in columns.items() if name in active})
-        if "environment" in active:
-            queryset = queryset.filter(environment__in=Environment.objects.filter(name=active["environment"]))
-        if "task" in active:
-            queryset = queryset.filter(task__in=Task.objects.filter(key__icontains=active["task"]))
-        return queryset
+    def wanted(self) -> RolloutFilter:
+        """What the list shows."""
+        return RolloutFilter(**{name: _ENUMS[name](value) if name in _ENUMS else value for name, value in self.active.items()})
 
     @property
     def chips(self) -> list[Chip]:

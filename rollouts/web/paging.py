@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
+
+from rollouts.selectors.pages import rows_in_order
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -19,17 +21,20 @@ class Page(NamedTuple, Generic[ModelT]):
     newer: str
 
 
-def page(queryset: QuerySet[ModelT], query: Mapping[str, str], size: int) -> Page[ModelT]:
-    """The page that the query string asks for. A cursor that is no id is ignored: the first page is shown."""
+def page(queryset: QuerySet[ModelT], query: Mapping[str, str], size: int, branches: Sequence[Q] = (Q(),)) -> Page[ModelT]:
+    """The page that the query string asks for; `branches` as in `rows_in_order`.
+
+    A cursor that is no id is ignored: the first page is shown.
+    """
     older, newer = _cursor(query.get("older")), _cursor(query.get("newer"))
     if newer and not older:
-        rows = list(queryset.filter(pk__gt=newer).order_by("pk")[: size + 1])
+        rows = rows_in_order(queryset.filter(pk__gt=newer), size + 1, branches=branches, oldest_first=True)
         more_newer, more_older = len(rows) > size, True
         rows = rows[:size][::-1]
     else:
         if older:
             queryset = queryset.filter(pk__lt=older)
-        rows = list(queryset.order_by("-pk")[: size + 1])
+        rows = rows_in_order(queryset, size + 1, branches=branches)
         more_newer, more_older = older is not None, len(rows) > size
         rows = rows[:size]
     if not rows:

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from rollouts.models import Environment, Run
-from rollouts.selectors.dashboard import rollouts_of
+from rollouts.selectors.dashboard import any_rollouts, rollout_rows
 from rollouts.web.access import chosen_projects, visible_or_404, visible_projects
 from rollouts.web.filters import RolloutFilters
 from rollouts.web.paging import page
@@ -26,13 +26,13 @@ def listing(request: HttpRequest) -> HttpResponse:
     projects = chosen_projects(request)
     names = Environment.objects.filter(project__in=projects).order_by("name").values_list("name", flat=True).distinct()
     filters = RolloutFilters(request.GET, list(names))
-    rollouts = page(filters.apply(rollouts_of(projects)), request.GET, PAGE_SIZE)
+    rollouts = page(rollout_rows(), request.GET, PAGE_SIZE, filters.wanted().branches(projects))
     run_id = filters.active.get("run")
     context = {
         "filters": filters,
         "page": rollouts,
         "run": Run.objects.filter(pk=run_id, project__in=projects).select_related("project").first() if run_id else None,
-        "anything": bool(rollouts.rows) or rollouts_of(projects).exists(),
+        "anything": bool(rollouts.rows) or any_rollouts(projects),
         "projects": visible_projects(request),
         "chosen": projects[0] if len(projects) == 1 else None,
         "section": "rollouts",
