@@ -22,6 +22,7 @@ from .report import Finding, fail, ok, warn
 
 _PATIENCE_SECONDS = 5
 _OLDEST_SUPPORTED = (3, 12)
+_LIMITS = ("consumer-timeout", "message-ttl", "max-length", "expires")
 _TIMEOUT_ADVICE = (
     "its consumer_timeout cannot be read from here and does not matter: workers acknowledge a message as soon as they have "
     "claimed what it names"

@@ -9,7 +9,6 @@ import psycopg
 from django.conf import settings
 from django.db import connection
 from django.utils import timezone
-from psycopg import errors
 
 from prorl_site.database import own_connection
 from prorl_site.health import missing_migrations
@@ -22,6 +21,9 @@ _OLDEST_SUPPORTED = 140000
 _SLOW_SECONDS = 0.05
 _LONG_TRANSACTION_SECONDS = 30.0
 _LARGEST_SKEW_SECONDS = 1.0
+_MAKE_ROOM = "Raise max_connections, lower PRORL_DB_POOL_SIZE, or run fewer processes; pg_stat_activity shows who holds them."
+# While connecting there is no SQLSTATE to go by.
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
 _CONNECTIONS_WITHOUT_POOL = 8  # what a process with PRORL_DB_POOL_SIZE=0 opens at most: one for each of its threads
 
 
@@ -33,16 +35,12 @@ def server() -> Iterator[Finding]:
             database.execute("SELECT 1")
             seconds = time.perf_counter() - begun
             version = database.info.server_version
-    except errors.TooManyConnections:
-        yield fail(
-            "database",
-            f"{where} has no connection left",
-            "Raise max_connections, lower PRORL_DB_POOL_SIZE, or run fewer processes. `SELECT * FROM pg_stat_activity` "
-            "shows who holds them.",
-        )
-        return
     except psycopg.OperationalError as error:
-        yield fail("database", f"{where} does not answer: {_reason(error)}", "Start it, or correct PRORL_DATABASE_URL.")
+        reason = " ".join(str(error).split())[:300]
+        if any(sign in reason for sign in _FULL):
+            yield fail("database", f"{where} has no connection left: {reason}", _MAKE_ROOM)
+        else:
+            yield fail("database", f"{where} does not answer: {reason}", "Start it, or correct PRORL_DATABASE_URL.")
         return
     found = f"PostgreSQL {version // 10000} at {where} answers in {seconds * 1000:.1f} ms"
     if version < _OLDEST_SUPPORTED:
@@ -76,11 +74,10 @@ def connections() -> Iterator[Finding]:
         f"{used} of {allowed} in use; {workers} worker processes, a web server and the dispatcher may open {needed} "
         f"({each} each)"
     )
-    remedy = "Raise max_connections, lower PRORL_DB_POOL_SIZE, or put a pooler in front."
     if used >= 0.9 * (allowed - reserved):
-        yield fail("connections", found, remedy)
+        yield fail("connections", found, _MAKE_ROOM)
     elif needed > allowed - reserved:
-        yield warn("connections", found, remedy)
+        yield warn("connections", found, _MAKE_ROOM)
     else:
         yield ok("connections", found)
 
@@ -97,7 +94,7 @@ def transactions() -> Iterator[Finding]:
     age, pid, user, application = row
     yield warn(
         "transactions",
-        f"backend {pid} ({user}, {application or 'no name'}) has one open for {age:.0f} s; that holds back the delivery of results",
+        f"backend {pid} ({user}, {application or 'no name'}) has one open for {age:.0f} s; it holds back delivery of results",
         f"Find out who forgot it, or end it with `SELECT pg_terminate_backend({pid})`.",
     )
 
@@ -125,7 +122,3 @@ def _where() -> str:
     target = connection.settings_dict
     host = target["HOST"] or target["OPTIONS"].get("host") or "the local socket"
     return f"{host}{':' if target['PORT'] else ''}{target['PORT']}/{target['NAME']}"
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
