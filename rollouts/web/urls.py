@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from .views import downloads, home, rollout, rollouts, runs
+from .views import downloads, home, rollout, rollouts, runs, webhooks
 
 urlpatterns = [
     path("", home.overview, name="home"),
@@ -34,4 +34,8 @@ urlpatterns = [
         downloads.tool_output,
         name="rollout-tool-output",
     ),
+    path("webhooks/", webhooks.listing, name="webhooks"),
+    path("webhooks/<uuid:endpoint_id>/", webhooks.detail, name="webhook"),
+    path("webhooks/<uuid:endpoint_id>/replay/", webhooks.replay_failed, name="webhook-replay-failed"),
+    path("webhooks/<uuid:endpoint_id>/deliveries/<uuid:delivery_id>/replay/", webhooks.replay, name="webhook-replay"),
 ]
