@@ -12,6 +12,7 @@ from .rescore import Rescoring
 from .rollout import Attempt, Rollout, RolloutEvent
 from .run import Group, Run
 from .stage_failure import StageFailure
+from .tally import RunTally
 from .trajectory import Message, ModelCall, Reward, ToolCall
 from .webhook import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
@@ -39,6 +40,7 @@ __all__ = [
     "Rollout",
     "RolloutEvent",
     "Run",
+    "RunTally",
     "Scope",
     "StageFailure",
     "Task",

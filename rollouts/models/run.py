@@ -45,13 +45,14 @@ class Group(models.Model):
     """n rollouts of one task: GRPO's unit."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    run = models.ForeignKey(Run, models.CASCADE, related_name="groups")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="groups", db_index=False)
     task = models.ForeignKey(Task, models.PROTECT, related_name="groups")
     n = models.PositiveSmallIntegerField()
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering: ClassVar = ["id"]
+        indexes: ClassVar = [models.Index(fields=["run", "-id"], name="group_list")]
         constraints: ClassVar = [models.CheckConstraint(condition=models.Q(n__gte=1), name="group_has_rollouts")]
 
     def __str__(self) -> str:

@@ -29,6 +29,7 @@ from rollouts.run_settings import RunSettings
 
 from .finish import RewardVersion, add_reward_versions, termination_values
 from .storable import storable_text
+from .tallies import restart_tally
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,18 @@ def finish_rescoring(*, claim: RescoringClaim, score: Score) -> bool:
     statement = _FINISH.format(
         assignments=", ".join(f"{column} = %({column})s" for column in values), kind=EventKind.RESCORED.value
     )
-    guard = {"rescoring": claim.rescoring_id, "owner": claim.owner, "tries": claim.tries, "attempt": claim.attempt}
+    values_and_guard = {
+        **values,
+        **{"rescoring": claim.rescoring_id, "owner": claim.owner, "tries": claim.tries, "attempt": claim.attempt},
+    }
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(statement, {**values, **guard})
+            cursor.execute(statement, values_and_guard)
             row = cursor.fetchone()
         if row is None:
             return False
         add_reward_versions([RewardVersion(claim.rollout_id, row[0], score)])
+        restart_tally(rollout_id=claim.rollout_id)
     return True
 
 

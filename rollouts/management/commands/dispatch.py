@@ -21,6 +21,7 @@ from rollouts.services.reap import reap
 from rollouts.services.rescoring import take_back_rescorings
 from rollouts.services.retention import prune
 from rollouts.services.servers import probe_servers
+from rollouts.services.tallies import keep_tallies
 from rollouts.services.transition import DISPATCH_CHANNEL
 from rollouts.services.usage import keep_accounts
 
@@ -39,6 +40,13 @@ class Step(NamedTuple):
     seconds: float
 
 
+def send_traces() -> None:
+    """Imported only where it is wanted: OpenTelemetry is an extra, and large."""
+    from prorl_site.tracing import export_traces
+
+    export_traces()
+
+
 STEPS = (
     Step("end waits", end_waits, 0.25),
     Step("rescue", reap, 1.0),
@@ -46,7 +54,9 @@ STEPS = (
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
     Step("count what finished", meter, 2.0),
+    Step("sum up runs", keep_tallies, 2.0),
     Step("prune", prune, 3600.0),
+    *([Step("send traces", send_traces, 2.0)] if settings.OTEL_ENDPOINT else []),
 )
 
 
