@@ -29,12 +29,17 @@ class GiveUp:
     reason: str
 
 
-def decide(settings: RunSettings, stage: Stage, failure: Failure, retries: Mapping[Stage, int]) -> Retry | GiveUp:
-    """`retries` is how often each stage of this rollout was repeated before, over all its attempts."""
+def decide(
+    settings: RunSettings, stage: Stage, failure: Failure, retries: Mapping[Stage, int], *, restores: bool = False
+) -> Retry | GiveUp:
+    """`retries` is how often each stage of this rollout was repeated before, over all its attempts.
+
+    `restores`: the environment can rebuild a lost sandbox from the artefacts of RUN.
+    """
     if reason := _why_not(settings, stage, failure, retries):
         return GiveUp(reason)
     backoff = min(_FIRST_BACKOFF_SECONDS * 2 ** sum(retries.values()), _LONGEST_BACKOFF_SECONDS)
-    return Retry(backoff, only_eval=_leaves_run_intact(stage, failure.termination.cause))
+    return Retry(backoff, only_eval=_leaves_run_intact(stage, failure.termination.cause, restores))
 
 
 def _why_not(settings: RunSettings, stage: Stage, failure: Failure, retries: Mapping[Stage, int]) -> str:
@@ -56,6 +61,6 @@ def _why_not(settings: RunSettings, stage: Stage, failure: Failure, retries: Map
     return ""
 
 
-def _leaves_run_intact(stage: Stage, cause: Cause) -> bool:
-    """The artefacts of RUN are stored, so only a sandbox that scoring needed makes RUN worth repeating."""
-    return stage is Stage.EVAL and cause is not Cause.SANDBOX_ERROR
+def _leaves_run_intact(stage: Stage, cause: Cause, restores: bool) -> bool:
+    """RUN's artefacts are stored, so only a sandbox that scoring needed and nobody can rebuild makes RUN worth repeating."""
+    return stage is Stage.EVAL and (cause is not Cause.SANDBOX_ERROR or restores)

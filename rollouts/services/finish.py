@@ -15,7 +15,9 @@ from django.utils import timezone
 from rollouts.engine.errors import Failure
 from rollouts.engine.records import RunOutcome
 from rollouts.engine.retries import GiveUp, Retry, decide
-from rollouts.environments.base import RewardComponent, Score
+from rollouts.environments import registry
+from rollouts.environments.base import RestoresSandbox, RewardComponent, Score
+from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
 from rollouts.lifecycle import (
     PHASES,
     STAGES,
@@ -127,16 +129,33 @@ def add_reward_versions(versions: Sequence[RewardVersion]) -> None:
 
 def fail(*, claim: Claim, failure: Failure) -> None:
     """A stage failed. The infrastructure's failures are repeated as the run says, without counting against the policy."""
-    give_up_attempt(rollout_id=claim.rollout_id, guard=claim.guard, failure=failure, stage=claim.stage, settings=claim.settings)
+    give_up_attempt(
+        rollout_id=claim.rollout_id,
+        guard=claim.guard,
+        failure=failure,
+        stage=claim.stage,
+        settings=claim.settings,
+        restores=claim.stage is Stage.EVAL and _restores_sandbox(claim.handler),
+    )
 
 
-def give_up_attempt(*, rollout_id: UUID, guard: Guard, failure: Failure, stage: Stage, settings: RunSettings) -> bool:
+def _restores_sandbox(handler: str) -> bool:
+    try:
+        return isinstance(registry.get(handler), RestoresSandbox)
+    except (UnknownEnvironment, BrokenEnvironment):
+        return False
+
+
+def give_up_attempt(
+    *, rollout_id: UUID, guard: Guard, failure: Failure, stage: Stage, settings: RunSettings, restores: bool = False
+) -> bool:
     """Give up what a worker held: repeat it after a backoff (EVAL alone, where RUN's results are stored), or end the rollout.
 
+    `restores`: the environment can rebuild a sandbox that EVAL lost.
     False when `guard` does not hold (any more).
     """
     retries = retries_by_stage(rollout_id)
-    decision = decide(settings, stage, failure, retries)
+    decision = decide(settings, stage, failure, retries, restores=restores)
     data = {
         "cause": failure.termination.cause.value,
         "detail": storable_text(failure.termination.detail),

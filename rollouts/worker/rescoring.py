@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from uuid import UUID
 
@@ -10,14 +11,13 @@ import structlog
 
 from rollouts.engine.deadlines import stage_deadline
 from rollouts.engine.errors import classify
-from rollouts.engine.stages import eval_stage, init_stage, restore_stage
-from rollouts.environments.base import Environment, EvalContext, InitContext, RestoresSandbox
-from rollouts.environments.errors import BrokenEnvironment
+from rollouts.engine.stages import eval_stage
+from rollouts.environments.base import EvalContext
 from rollouts.lifecycle import Phase, Stage
 from rollouts.services.rescoring import RescoringClaim, claim_rescorings, fail_rescoring, finish_rescoring
 
 from .large_values import whole_artefacts
-from .stages import Tools, environment_of, open_session, spec_of, start_sandbox, stop_sandbox
+from .stages import Tools, environment_of, rebuilt_sandbox
 
 logger = structlog.get_logger(__name__)
 
@@ -86,27 +86,12 @@ class Rescorer:
     async def _rescore(self, claim: RescoringClaim) -> None:
         environment, config, task = environment_of(claim)
         artefacts = await whole_artefacts(self._tools.database, claim.artefacts, claim.artefacts_blob)
-        spec = spec_of(environment, config, task) if environment.evaluates_in_sandbox else None
-        name = claim.sandbox_name if spec else ""
-        timeouts = claim.settings.timeouts
-        try:
-            prepared = stage_deadline(timeouts, Stage.INIT, held_before=0)
-            if spec:
-                await start_sandbox(self._tools, claim, name, spec, prepared)
-            async with open_session(self._tools, name) as session:
-                ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
-                if spec:
-                    await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=prepared)
-                    await restore_stage(_restoring(environment, claim), ctx, deadline=prepared)
-                deadline = stage_deadline(timeouts, Stage.EVAL, held_before=0)
-                score = await eval_stage(environment, ctx, deadline=deadline)
-        finally:
-            if name:
-                await stop_sandbox(self._tools, name, "rescoring ended")
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox = None
+            if environment.evaluates_in_sandbox:
+                rebuilt = rebuilt_sandbox(self._tools, claim, claim.sandbox_name, artefacts)
+                sandbox = await stack.enter_async_context(rebuilt)
+            ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=sandbox)
+            deadline = stage_deadline(claim.settings.timeouts, Stage.EVAL, held_before=0)
+            score = await eval_stage(environment, ctx, deadline=deadline)
         await self._tools.database.insist(finish_rescoring, claim=claim, score=score)
-
-
-def _restoring(environment: Environment, claim: RescoringClaim) -> RestoresSandbox:
-    if not isinstance(environment, RestoresSandbox):  # it was when this was asked for, in another installation
-        raise BrokenEnvironment(f"environment {claim.handler!r} has no `restore` in this installation")
-    return environment

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from rollouts.engine.deadlines import Deadline, stage_deadline
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, describe
 from rollouts.engine.records import TurnRecord
-from rollouts.engine.stages import eval_stage, init_stage, run_stage
+from rollouts.engine.stages import eval_stage, init_stage, restore_stage, run_stage
 from rollouts.environments import registry
-from rollouts.environments.base import Environment, EnvironmentConfig, EvalContext, InitContext, RunContext, TaskPayload
+from rollouts.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    EvalContext,
+    InitContext,
+    RestoresSandbox,
+    RunContext,
+    TaskPayload,
+)
+from rollouts.environments.errors import BrokenEnvironment
 from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
@@ -22,6 +33,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
 from rollouts.services.rescoring import RescoringClaim
+from sandboxes.errors import SandboxLost
 from sandboxes.protocol import Backend, SandboxSpec, Session
 from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
 
@@ -127,7 +139,7 @@ async def _evaluate(tools: Tools, claim: Claim) -> None:
     finished = False
     try:
         artefacts = await whole_artefacts(tools.database, claim.artefacts, claim.artefacts_blob)
-        async with open_session(tools, name) as session:
+        async with _left_by_run(tools, claim, name, artefacts) as session:
             ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
             deadline = stage_deadline(claim.settings.timeouts, Stage.EVAL, held_before=claim.held_seconds)
             score = await eval_stage(environment, ctx, deadline=deadline)
@@ -135,6 +147,45 @@ async def _evaluate(tools: Tools, claim: Claim) -> None:
     finally:
         if name and finished:
             await stop_sandbox(tools, name, "EVAL ended")
+
+
+@contextlib.asynccontextmanager
+async def _left_by_run(tools: Tools, claim: Claim, name: str, artefacts: Mapping[str, Any]) -> AsyncIterator[Session | None]:
+    """The sandbox that RUN left, or one rebuilt from its artefacts: a lost node or sandbox is no reason to repeat RUN."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            session = await stack.enter_async_context(open_session(tools, name))
+        except SandboxLost:
+            if not isinstance(registry.get(claim.handler), RestoresSandbox):
+                raise
+            # Another name for each try: one that was stopped is not started again.
+            rebuilt = rebuilt_sandbox(tools, claim, f"{name}-eval-{secrets.token_hex(3)}", artefacts)
+            session = await stack.enter_async_context(rebuilt)
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def rebuilt_sandbox(
+    tools: Tools, claim: Claim | RescoringClaim, name: str, artefacts: Mapping[str, Any]
+) -> AsyncIterator[Session | None]:
+    """A fresh sandbox, brought to where RUN had left it; None when the task needs none. Stopped afterwards."""
+    environment, config, task = environment_of(claim)
+    if not isinstance(environment, RestoresSandbox):
+        raise BrokenEnvironment(f"environment {claim.handler!r} has no `restore` in this installation")
+    spec = spec_of(environment, config, task)
+    if spec is None:
+        yield None
+        return
+    deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
+    try:
+        await start_sandbox(tools, claim, name, spec, deadline)
+        async with open_session(tools, name) as session:
+            await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=deadline)
+            restored = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
+            await restore_stage(environment, restored, deadline=deadline)
+            yield session
+    finally:
+        await stop_sandbox(tools, name, "EVAL ended")
 
 
 CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {

@@ -111,6 +111,30 @@ def test_a_killed_worker_loses_no_rescoring_and_scores_none_twice(platform: Plat
     wait_for_sandboxes_to_be_stopped(platform)
 
 
+def test_a_sandbox_lost_before_eval_is_rebuilt_and_run_is_not_repeated(platform: Platform, quick_model: str, judge: Path):
+    (judge / "here").touch()
+    platform.terminate("eval")
+    payload = {"question": WRITE_DEADLINE}
+    run_id = submit(platform, quick_model, [{"n": 1, "environment": "notes", "payload": payload}])
+    waiting = "SELECT * FROM rollouts_rollout WHERE run_id = %s AND state = 'evaluating'"
+    platform.wait_for(lambda: platform.rows(waiting, run_id), "RUN to end")
+    [rollout] = platform.rows(waiting, run_id)
+    platform.shell(
+        f"""
+import asyncio
+from django.conf import settings
+from sandboxes.registry import get_backend
+asyncio.run(get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR).stop({rollout["sandbox_name"]!r}))
+print("null")
+"""
+    )
+    platform.start_worker("eval")
+    platform.wait_until_all_finished()
+    after = row(platform, rollout)
+    assert (after["state"], after["reward"], after["attempt"], after["infra_retries"]) == ("succeeded", 1.0, 1, 0)
+    wait_for_sandboxes_to_be_stopped(platform)
+
+
 @pytest.mark.parametrize(
     ("policy", "reward", "trainable"), [("score", 1.0, True), ("mask", 1.0, False), ("zero", 0.0, True), ("drop", None, False)]
 )

@@ -65,6 +65,12 @@ def test_a_failure_that_looks_permanent(stage: Stage, cause: Cause, settings: di
     assert outcome(stage, cause, {}, retryable=False, **settings) == expected
 
 
+def test_a_sandbox_that_can_be_rebuilt_does_not_cost_a_run() -> None:
+    failure = Failure(Termination(PHASES[EVAL], Cause.SANDBOX_ERROR), True, "")
+    assert decide(RunSettings(), EVAL, failure, {}, restores=True) == Retry(0.5, only_eval=True)
+    assert decide(RunSettings(), RUN, failure, {}, restores=True) == Retry(0.5, only_eval=False)
+
+
 def test_pauses_double_up_to_a_minute() -> None:
     failure = Failure(Termination(PHASES[RUN], Cause.MODEL_ERROR), True, "")
     settings = RunSettings(max_infra_retries=100)
