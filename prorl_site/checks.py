@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from django.conf import settings
@@ -23,6 +24,19 @@ def broker(**_: Any) -> list[CheckMessage]:
             hint="Set PRORL_BROKER_URL=amqp://user:password@host//, or leave it empty on a single machine. "
             "(Redis delivers messages again after a timeout and loses them when it is restarted.)",
             id="prorl.E001",
+        )
+    ]
+
+
+@register(TAG)
+def traces(**_: Any) -> list[CheckMessage]:
+    if not settings.OTEL_ENDPOINT or importlib.util.find_spec("opentelemetry"):
+        return []
+    return [
+        Error(
+            "PRORL_OTEL_ENDPOINT is set, and OpenTelemetry is not installed.",
+            hint="Run `pip install prorl-site[otel]`, or unset it.",
+            id="prorl.E003",
         )
     ]
 

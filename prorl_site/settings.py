@@ -178,3 +178,4 @@ LOGGING = logs.settings(level=LOG_LEVEL, format=LOG_FORMAT)
 # Who may read /metrics: everyone, who sends the token, or (neither is set) this host.
 METRICS_PUBLIC = env.boolean("PRORL_METRICS_PUBLIC", False)
 METRICS_TOKEN = env.text("PRORL_METRICS_TOKEN")
+OTEL_ENDPOINT = env.text("PRORL_OTEL_ENDPOINT")  # http://collector:4318/v1/traces; needs the extra `otel`
