@@ -15,6 +15,7 @@ from django.db import connection
 from rollouts.client import ApiError, AsyncClient, Client, types
 from rollouts.services.cancel import cancel_rollouts
 from tests.integration.api_case import ApiCase
+from tests.integration.test_rescore import scored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,3 +137,13 @@ def test_the_client_needs_nothing_else_of_ours() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scoring_again(client: Client, case: ApiCase) -> None:
+    rollout = scored(case.domain)
+    rescoring = client.rescore_rollout(rollout.id)
+    assert_shape(rescoring, types.Rescoring)
+    counts = client.rescore_run(rollout.run_id, environment=case.domain.environment.id, only_cause="completed")
+    assert_shape(counts, types.RescoreCounts)
+    assert counts == {"queued": 0, "going_on": 1, "left_out": 0}
+    assert [row["id"] for row in client.iter_rescorings(rollout.run_id)] == [rescoring["id"]]
