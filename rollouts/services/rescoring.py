@@ -137,13 +137,15 @@ def finish_rescoring(*, claim: RescoringClaim, score: Score) -> bool:
     statement = _FINISH.format(
         assignments=", ".join(f"{column} = %({column})s" for column in values), kind=EventKind.RESCORED.value
     )
-    values_and_guard = {
-        **values,
-        **{"rescoring": claim.rescoring_id, "owner": claim.owner, "tries": claim.tries, "attempt": claim.attempt},
+    guard: dict[str, Any] = {
+        "rescoring": claim.rescoring_id,
+        "owner": claim.owner,
+        "tries": claim.tries,
+        "attempt": claim.attempt,
     }
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(statement, values_and_guard)
+            cursor.execute(statement, values | guard)
             row = cursor.fetchone()
         if row is None:
             return False
