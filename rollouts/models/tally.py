@@ -11,8 +11,10 @@ from .run import Run
 
 # A cell: what the rollouts of a run with the same end have in common (the columns of the group), and their sums.
 CELL_GROUP = "state, termination_cause, termination_blame"
-CELL_SUMS = """count(*), count(reward), count(*) FILTER (WHERE trainable), coalesce(sum(reward), 0), coalesce(sum(reward * reward), 0),
-    sum(turns), sum(prompt_tokens), sum(sampled_tokens), sum(infra_retries), extract(epoch FROM max(state_changed_at))::float8"""
+CELL_SUMS = """
+    count(*), count(reward), count(*) FILTER (WHERE trainable), coalesce(sum(reward), 0), coalesce(sum(reward * reward), 0),
+    sum(turns), sum(prompt_tokens), sum(sampled_tokens), sum(infra_retries), extract(epoch FROM max(state_changed_at))::float8
+"""
 
 
 class RunTally(models.Model):

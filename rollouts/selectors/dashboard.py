@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID
 
-from django.db.models import Avg, Count, QuerySet
+from django.db.models import QuerySet
 
 from rollouts.lifecycle import ACTIVE, TERMINAL, State
 from rollouts.models import Project, Rollout, Run
+
+from .tallies import cells_of, counts_by_state, mean_and_std
 
 if TYPE_CHECKING:
     from django.contrib.auth.base_user import AbstractBaseUser
@@ -90,24 +90,8 @@ class RunRow(NamedTuple):
 def run_rows(runs: Iterable[Run]) -> list[RunRow]:
     """Progress and mean reward of runs, in one query."""
     runs = list(runs)
-    counts: dict[UUID, dict[str, int]] = defaultdict(dict)
-    weighted: dict[UUID, list[tuple[float, int]]] = defaultdict(list)
-    statistics = (
-        Rollout.objects.filter(run__in=[run.pk for run in runs])
-        .order_by()
-        .values("run_id", "state")
-        .annotate(n=Count("id"), scored=Count("reward"), mean=Avg("reward"))
-    )
-    for row in statistics:
-        counts[row["run_id"]][row["state"]] = row["n"]
-        if row["scored"]:
-            weighted[row["run_id"]].append((row["mean"], row["scored"]))
-    return [RunRow(run, Tally(counts[run.pk]), _weighted_mean(weighted[run.pk])) for run in runs]
-
-
-def _weighted_mean(parts: Sequence[tuple[float, int]]) -> float | None:
-    total = sum(n for _, n in parts)
-    return sum(mean * n for mean, n in parts) / total if total else None
+    cells = cells_of([run.pk for run in runs])
+    return [RunRow(run, Tally(counts_by_state(cells[run.pk])), mean_and_std(cells[run.pk])[0]) for run in runs]
 
 
 def runs_of(projects: Iterable[Project]) -> QuerySet[Run]:

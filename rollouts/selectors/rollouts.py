@@ -10,6 +10,8 @@ from django.db.models import Count, QuerySet
 from rollouts.lifecycle import TERMINAL, State
 from rollouts.models import Group, Project, Reward, Rollout, RolloutEvent, Run
 
+from .tallies import cells_of, counts_by_state
+
 Counts = dict[str, int]  # every state -> how many rollouts are in it
 
 
@@ -40,8 +42,7 @@ def rewards_of(rollout: Rollout) -> QuerySet[Reward]:
 
 
 def run_counts(run: Run) -> Counts:
-    counted = Rollout.objects.filter(run=run).order_by().values_list("state").annotate(Count("id"))
-    return _complete(dict(counted))
+    return _complete(counts_by_state(cells_of([run.pk])[run.pk]))
 
 
 def group_counts(groups: Iterable[Group]) -> dict[UUID, Counts]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import Aggregate, Avg, Count, F, FloatField, Max, Min, Q, StdDev, Sum
+from django.db.models import Aggregate, Count, F, FloatField, Max, Min, Q
 from django.utils import timezone
 
 from rollouts.lifecycle import Stage
 from rollouts.models import Group, Rollout, Run
 
 from .dashboard import Tally
+from .tallies import Cell, cells_of, counts_by_state, mean_and_std
 
 RATE_WINDOW = dt.timedelta(minutes=5)
-STAGE_SAMPLE = 5_000
+SAMPLE = 5_000
+SOLVED_SAMPLE = 2_000
 _SECONDS = {"queue": "queue_seconds", **{stage.value: f"{stage.value}_seconds" for stage in Stage}}
 
 
@@ -33,7 +36,7 @@ class _Percentiles(Aggregate):
 
 
 class StageSeconds(NamedTuple):
-    """How long the newest finished rollouts (at most `STAGE_SAMPLE`) spent in a stage, in seconds."""
+    """How long the newest finished rollouts (at most `SAMPLE`) spent in a stage, in seconds."""
 
     stage: str
     p50: float
@@ -49,8 +52,9 @@ class Ending(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Groups by their scored rollouts. `none`: every reward is 0 or less; `all`: every reward is 1 or more.
+    """The newest groups (at most `SOLVED_SAMPLE`) by their scored rollouts.
 
+    `none`: every reward is 0 or less; `all`: every reward is 1 or more;
     `flat` groups have at least two scored rollouts and no spread, so a group-relative advantage of 0.
     """
 
@@ -66,7 +70,10 @@ class Solved(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Everything the live part of a run's page shows. Rates are per minute, over the last five minutes."""
+    """Everything the live part of a run's page shows.
+
+    Rates are per minute, over the last five minutes. Quantiles are those of the newest finished rollouts, at most `SAMPLE`.
+    """
 
     tally: Tally
     scored: int
@@ -94,67 +101,68 @@ class RunSummary:
 
 
 def summarise(run: Run) -> RunSummary:
-    """The numbers of a run, in five queries."""
-    rollouts = Rollout.objects.filter(run=run).order_by()
-    states = rollouts.values("state").annotate(n=Count("id"))
-    now = timezone.now()
-    totals = rollouts.aggregate(
-        scored=Count("reward"),
-        trainable=Count("id", filter=Q(trainable=True)),
-        reward_mean=Avg("reward"),
-        reward_std=StdDev("reward"),
-        reward_quantiles=_Percentiles("reward", 0.1, 0.5, 0.9),
-        turns_mean=Avg("turns", filter=Q(finished_at__isnull=False)),
-        prompt=Sum("prompt_tokens", default=0),
-        sampled=Sum("sampled_tokens", default=0),
-        retries=Sum("infra_retries", default=0),
-        recent=Count("id", filter=Q(finished_at__gt=now - RATE_WINDOW)),
-        first=Min("created_at"),
-        last=Max("state_changed_at"),
-    )
-    window = min(RATE_WINDOW, now - totals["first"]) if totals["first"] else RATE_WINDOW
+    """The numbers of a run, in four queries that read at most a few thousand of its finished rollouts."""
+    cells = cells_of([run.pk])[run.pk]
+    finished = [cell for cell in cells if cell.finished]
+    n_finished = sum(cell.n for cell in finished)
+    mean, std = mean_and_std(cells)
+    sample = _sample(run)
+    first = Rollout.objects.filter(run=run).order_by("id").values_list("created_at", flat=True).first()
     return RunSummary(
-        tally=Tally({row["state"]: row["n"] for row in states}),
-        scored=totals["scored"],
-        trainable=totals["trainable"],
-        reward_mean=totals["reward_mean"],
-        reward_std=totals["reward_std"],
-        reward_quantiles=totals["reward_quantiles"] or (),
-        turns_mean=totals["turns_mean"],
-        prompt_tokens=totals["prompt"],
-        sampled_tokens=totals["sampled"],
-        retries=totals["retries"],
-        stages=_stages(run),
-        endings=_endings(run),
+        tally=Tally(counts_by_state(cells)),
+        scored=sum(cell.scored for cell in cells),
+        trainable=sum(cell.trainable for cell in cells),
+        reward_mean=mean,
+        reward_std=std,
+        reward_quantiles=sample["reward"] or (),
+        turns_mean=sum(cell.turns for cell in finished) / n_finished if n_finished else None,
+        prompt_tokens=sum(cell.prompt_tokens for cell in cells),
+        sampled_tokens=sum(cell.sampled_tokens for cell in cells),
+        retries=sum(cell.retries for cell in cells),
+        stages=[StageSeconds(stage, *sample[stage]) for stage in _SECONDS if sample[stage]],
+        endings=_endings(cells),
         solved=_solved(run),
-        per_minute=totals["recent"] / max(window.total_seconds() / 60, 1 / 60),
-        started_at=totals["first"],
-        last_change_at=totals["last"],
+        per_minute=_per_minute(sample, first),
+        started_at=first,
+        last_change_at=max((cell.changed_at for cell in cells), default=None),
     )
 
 
-def _stages(run: Run) -> list[StageSeconds]:
-    newest = Rollout.objects.filter(run=run, finished_xid__isnull=False, attempt__gte=1).order_by("-finished_xid", "-id")
-    spent = Rollout.objects.filter(pk__in=newest.values("pk")[:STAGE_SAMPLE]).aggregate(
-        **{stage: _Percentiles(column, 0.5, 0.95) for stage, column in _SECONDS.items()}
+def _sample(run: Run) -> dict[str, Any]:
+    """Of the newest finished rollouts: quantiles of their rewards and times, and how many finished how lately."""
+    newest = Rollout.objects.filter(run=run, finished_xid__isnull=False).order_by("-finished_xid", "-id")
+    started = Q(attempt__gte=1)  # the others have no times
+    return Rollout.objects.filter(pk__in=newest.values("pk")[:SAMPLE]).aggregate(
+        n=Count("id"),
+        oldest=Min("finished_at"),
+        recent=Count("id", filter=Q(finished_at__gt=timezone.now() - RATE_WINDOW)),
+        reward=_Percentiles("reward", 0.1, 0.5, 0.9),
+        **{stage: _Percentiles(column, 0.5, 0.95, filter=started) for stage, column in _SECONDS.items()},
     )
-    return [StageSeconds(stage, *values) for stage, values in spent.items() if values]
 
 
-def _endings(run: Run) -> list[Ending]:
-    rows = (
-        Rollout.objects.filter(run=run)
-        .exclude(termination_cause="")
-        .order_by()
-        .values_list("termination_cause", "termination_blame")
-        .annotate(n=Count("id"))
-    )
-    return sorted((Ending(*row) for row in rows), key=lambda ending: -ending.n)
+def _per_minute(sample: dict[str, Any], first: dt.datetime | None) -> float:
+    if not sample["recent"]:
+        return 0.0
+    now = timezone.now()
+    since = max(now - RATE_WINDOW, first or now)
+    if sample["recent"] == SAMPLE:  # there may be more within the five minutes
+        since = max(since, sample["oldest"])
+    return float(sample["recent"] / max((now - since).total_seconds() / 60, 1 / 60))
+
+
+def _endings(cells: Sequence[Cell]) -> list[Ending]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for cell in cells:
+        if cell.cause:
+            counts[cell.cause, cell.blame] += cell.n
+    return [Ending(cause, blame, n) for (cause, blame), n in counts.most_common()]
 
 
 def _solved(run: Run) -> Solved:
+    newest = Group.objects.filter(run=run).order_by("-id").values("id")[:SOLVED_SAMPLE]
     groups = (
-        Rollout.objects.filter(run=run, reward__isnull=False)
+        Rollout.objects.filter(group__in=newest, reward__isnull=False)
         .order_by()
         .values("group_id")
         .annotate(low=Min("reward"), high=Max("reward"), scored=Count("id"))

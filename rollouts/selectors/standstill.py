@@ -8,8 +8,10 @@ from typing import NamedTuple
 from django.db.models import Count, Max, Min, Q
 from django.utils import timezone
 
-from rollouts.lifecycle import STAGES, Stage, State
+from rollouts.lifecycle import STAGES, TERMINAL, Stage, State
 from rollouts.models import LLMServer, Rollout, Run, WorkerProcess
+
+_UNFINISHED = [state.value for state in State if state not in TERMINAL]
 
 
 class Obstacle(NamedTuple):
@@ -27,7 +29,7 @@ def obstacles(run: Run) -> list[Obstacle]:
         Stage.EVAL: Q(state=State.EVALUATING, lease_owner=None),
     }
     now = timezone.now()
-    numbers = Rollout.objects.filter(run=run, finished_at=None).aggregate(
+    numbers = Rollout.objects.filter(run=run, state__in=_UNFINISHED).aggregate(
         unfinished=Count("id"),
         delayed=Count("id", filter=Q(state=State.QUEUED, not_before__gt=now)),
         delayed_from=Min("not_before", filter=Q(state=State.QUEUED, not_before__gt=now)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 from uuid import UUID
@@ -54,6 +55,10 @@ class Cell(NamedTuple):
     changed: float  # seconds since the epoch
 
     @property
+    def finished(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
     def changed_at(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self.changed, dt.UTC)
 
@@ -74,3 +79,12 @@ def counts_by_state(cells: Collection[Cell]) -> dict[str, int]:
     for cell in cells:
         counts[cell.state] = counts.get(cell.state, 0) + cell.n
     return counts
+
+
+def mean_and_std(cells: Collection[Cell]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the rewards; None when there are none."""
+    n = sum(cell.scored for cell in cells)
+    if not n:
+        return None, None
+    mean = sum(cell.reward_sum for cell in cells) / n
+    return mean, math.sqrt(max(sum(cell.reward_squares for cell in cells) / n - mean * mean, 0.0))

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Max, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
@@ -18,6 +17,7 @@ from rollouts.selectors.budgets import limit_uses
 from rollouts.selectors.run_charts import reward_series
 from rollouts.selectors.run_summary import group_rows, summarise
 from rollouts.selectors.standstill import obstacles
+from rollouts.selectors.tallies import cells_of
 from rollouts.services.cancel import cancel_rollouts
 from rollouts.web.access import visible_or_404, visible_projects
 from rollouts.web.charts import reward_chart
@@ -25,9 +25,7 @@ from rollouts.web.conditional import clock, etag_of, fragment, unchanged
 from rollouts.web.paging import page
 
 GROUPS_PER_PAGE = 25
-# The figures of a run cost about 4 ms for every thousand rollouts, so those of an enormous one are asked for less often.
-POLL_SECONDS, SLOW_POLL_SECONDS = 3, 15
-MANY_ROLLOUTS = 50_000
+POLL_SECONDS = 3
 
 
 def _run(request: HttpRequest, run_id: UUID) -> Run:
@@ -35,11 +33,10 @@ def _run(request: HttpRequest, run_id: UUID) -> Run:
 
 
 def _etag(run: Run) -> str:
-    facts = Rollout.objects.filter(run=run).aggregate(
-        total=Count("id"), finished=Count("finished_at"), last=Max("state_changed_at"), turns=Sum("turns", default=0)
-    )
     limits = [run.exhausted_at, run.finished_rollouts, *(run.maximum(limit) for limit in Limit)]
-    return etag_of(run.pk, run.cancelled_at, limits, facts, clock() if facts["finished"] < facts["total"] else None)
+    cells = cells_of([run.pk])[run.pk]
+    going_on = any(not cell.finished for cell in cells)
+    return etag_of(run.pk, run.cancelled_at, limits, sorted(cells), clock() if going_on else None)
 
 
 def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
         "chart": reward_chart(reward_series(run, summary.scored)),
         "obstacles": obstacles(run),
         "limits": limit_uses(run),
-        "poll_seconds": SLOW_POLL_SECONDS if summary.tally.total > MANY_ROLLOUTS else POLL_SECONDS,
+        "poll_seconds": POLL_SECONDS,
         "groups": group_rows(groups.rows),
         "page": groups,
     }
