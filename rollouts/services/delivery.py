@@ -19,7 +19,7 @@ from .delivery_http import TIMEOUT_SECONDS, Answer
 from .storable import storable_text
 
 # A message that was taken and not heard of again (the sender was killed) is due again after this long.
-_TAKEN_FOR = timedelta(seconds=4 * TIMEOUT_SECONDS)
+_TAKEN_FOR = timedelta(seconds=2 * TIMEOUT_SECONDS)
 _GONE = 410
 
 

@@ -353,7 +353,7 @@ def test_what_was_taken_is_not_taken_twice_and_comes_back_when_its_sender_dies(e
     [again] = take_due(endpoint_id=endpoint.id, limit=9)
     assert again.message_id == sending.message_id
     note_answer(sending=sending, answer=DOWN)  # of the late one only the attempt is kept
-    assert endpoint.deliveries.get().next_attempt_at > timezone.now() + timedelta(seconds=50)
+    assert endpoint.deliveries.get().next_attempt_at > timezone.now() + timedelta(seconds=25)
     note_answer(sending=again, answer=OK)
     assert endpoint.deliveries.get().state == "delivered"
     assert WebhookAttempt.objects.count() == 2
