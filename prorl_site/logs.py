@@ -58,8 +58,9 @@ def settings(*, level: str, format: str) -> dict[str, Any]:
 
 
 def configure(config: dict[str, Any]) -> None:
-    """Django's LOGGING_CONFIG: the standard library's loggers and structlog's end in the same handler."""
+    """Django's LOGGING_CONFIG: the standard library's loggers, structlog's and Python's warnings end in the same handler."""
     logging.config.dictConfig(config)
+    logging.captureWarnings(True)
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_common(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

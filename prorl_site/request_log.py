@@ -76,4 +76,4 @@ def _who(request: HttpRequest) -> dict[str, Any]:
     if (access := getattr(request, "auth", None)) is not None:
         return {"project": access.project.name, "key": access.key}
     user = getattr(request, "_cached_user", None)
-    return {"user": user.pk} if user is not None else {}
+    return {"user": user.pk} if user is not None and user.pk else {}
