@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import psycopg
 from benchmarks.meter import Meter
 from benchmarks.report import say
 from prorl_site.embedded.postgres import EmbeddedPostgres
+from rollouts.client import Client
 from tests.acceptance.platform import Platform
 from tests.services.rabbitmq import RabbitMQ, why_missing
 
@@ -23,6 +25,16 @@ ROOT = Path(__file__).resolve().parent.parent
 _PLUGIN = Path(__file__).with_name("plugin")  # makes the environments of environments.py known to the platform's processes
 # What `prorl up` runs with; the test platform's own are shorter.
 _AS_SHIPPED = {"dispatch_seconds": 1, "heartbeat_seconds": 2, "lease_seconds": 30, "hint_timeout_seconds": 20}
+
+_PROJECT = """
+import json
+from rollouts.models import Project
+from rollouts.services import keys, registry, servers
+project = Project.objects.create(name="bench")
+registry.create_environment(project=project, name={handler!r}, handler={handler!r}, config={{}})
+servers.register_server(project=project, url={url!r}, policy="fake", capacity={capacity})
+print(json.dumps(keys.issue_key(project=project, name="bench", scopes=["admin"]).secret))
+"""
 
 
 class MeasuredPlatform(Platform):
@@ -38,6 +50,18 @@ class MeasuredPlatform(Platform):
     def meter(self) -> Meter:
         """Of all programs that run now."""
         return Meter({**{name: process.pid for name, process in self.processes.items()}, **self._servers})
+
+    def start_model(self, *, seconds: float, turns: int = 1, name: str = "model") -> str:
+        """A fake model that takes `seconds` for every reply and ends a conversation after `turns`; its URL."""
+        model = self.spawn(name, "benchmarks.fake_model", "--delay", str(seconds), "--turns", str(turns))
+        log = self.folder / "log" / f"{name}.log"
+        self.wait_for(lambda: log.read_text().strip() or model.poll() is not None, "the model server")
+        return str(json.loads(log.read_text())["url"])
+
+    def start_trainer(self, *, model: str, capacity: int, handler: str = "turns") -> Client:
+        """A web server, and a client of it in a project with the policy `fake` and an environment named like its handler."""
+        url = self.start_web()
+        return Client(url, self.shell(_PROJECT.format(url=model, capacity=capacity, handler=handler)))
 
     @contextlib.contextmanager
     def statements(self) -> Iterator[Counter[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -23,25 +22,13 @@ CPU_TARGET_MS = 15.0
 RATE_TARGET = 80.0
 _NOT_OURS = ("model",)
 
-_SETUP = """
-import json
-from rollouts.models import Project
-from rollouts.services import keys, registry, servers
-project = Project.objects.create(name="bench")
-registry.create_environment(project=project, name="turns", handler="turns", config={{}})
-servers.register_server(project=project, url={url!r}, policy="fake", capacity={in_flight})
-print(json.dumps(keys.issue_key(project=project, name="bench", scopes=["admin"]).secret))
-"""
-
 
 def main() -> int:
     machine = Machine()
     with measured_platform(ready_buffer=IN_FLIGHT // 4) as platform:
-        model = _start_model(platform)
-        url = platform.start_web()
-        secret = platform.shell(_SETUP.format(url=model, in_flight=IN_FLIGHT))
-        platform.start_execution(concurrency=IN_FLIGHT)
-        with Client(url, secret) as client:
+        model = platform.start_model(seconds=MODEL_SECONDS, turns=TURNS)
+        with platform.start_trainer(model=model, capacity=IN_FLIGHT) as client:
+            platform.start_execution(concurrency=IN_FLIGHT)
             _round(platform, client, 50)  # warms up: imports, connections, prepared statements
             rounds = []
             for _ in range(ROUNDS):
@@ -51,13 +38,6 @@ def main() -> int:
             with platform.statements() as statements:
                 _round(platform, client, ROLLOUTS)
     return _report(rounds, memory, statements, machine)
-
-
-def _start_model(platform: MeasuredPlatform) -> str:
-    model = platform.spawn("model", "benchmarks.fake_model", "--delay", str(MODEL_SECONDS), "--turns", str(TURNS))
-    log = platform.folder / "log" / "model.log"
-    platform.wait_for(lambda: log.read_text().strip() or model.poll() is not None, "the model server")
-    return str(json.loads(log.read_text())["url"])
 
 
 class Round:

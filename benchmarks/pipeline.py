@@ -1,0 +1,96 @@
+"""Three stages of long-tailed length: the throughput beside what the slowest stage allows, and beside one pool for all."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+from typing import NamedTuple
+
+from benchmarks.platform import MeasuredPlatform, measured_platform
+from benchmarks.report import Figure, Machine, conclude, table
+from rollouts.client import Client
+from rollouts.client.types import GroupSpec
+
+ROLLOUTS = 600
+GROUP = 8
+ROUNDS = 3
+TARGET = 0.95
+SLOTS = {"init": 12, "run": 24, "eval": 12}
+# Of lognormal times, in seconds: the mean, and how long the tail is (1: one in twenty takes more than three times the mean).
+MEANS = {"init": 0.6, "run": 2.0, "eval": 0.6}
+SIGMA = 1.0
+SKIPPED = 0.15  # of the rollouts at each end, where the pipeline fills and drains
+
+# From the moment one rollout finished to the moment another did, and what those that finished in between had spent in RUN.
+_WINDOW = """
+WITH ranked AS (
+    SELECT r.*, row_number() OVER (ORDER BY finished_at) AS place, count(*) OVER () AS total FROM rollouts_rollout r
+    WHERE run_id = %s AND state = 'succeeded'
+), inner_ones AS (SELECT * FROM ranked WHERE place > total * %s AND place <= total * %s)
+SELECT count(*) AS n, extract(epoch FROM max(finished_at) - min(finished_at))::float8 AS seconds,
+       sum((payload->>'run')::float8) AS run
+FROM inner_ones JOIN rollouts_task task ON task.id = task_id
+"""
+
+
+class Round(NamedTuple):
+    """The throughput in rollouts a second, and the share of the RUN slots' time in which a rollout's RUN went on."""
+
+    rate: float
+    of_bound: float
+
+
+def main() -> int:
+    machine = Machine()
+    with measured_platform() as platform:
+        model = platform.start_model(seconds=0)
+        with platform.start_trainer(model=model, capacity=SLOTS["run"], handler="staged") as client:
+            platform.spawn("dispatcher", "django", "dispatch")
+            for stage, slots in SLOTS.items():
+                platform.start_worker(stage, slots)
+            _round(platform, client, _times(0)[: 10 * GROUP])  # warms up
+            staged, merged = [], []
+            for number in range(ROUNDS):
+                times = _times(number)
+                staged.append(_round(platform, client, times))
+                machine.sample()
+                merged.append(_round(platform, client, [_in_one_stage(t) for t in times], useful=sum(t["run"] for t in times)))
+                machine.sample()
+    rows = [("pools for the stages", *staged_round) for staged_round in staged]
+    rows += [("one pool, which keeps a RUN slot throughout", *merged_round) for merged_round in merged]
+    table("rounds", ["", "rollouts/s", "of the bound"], rows)
+    figures = [
+        Figure("throughput over its bound", statistics.median(r.of_bound for r in staged), "", TARGET, at_least=True),
+        Figure("with one pool for all stages", statistics.median(r.of_bound for r in merged), ""),
+        Figure("throughput", statistics.median(r.rate for r in staged), "rollouts/s"),
+        Figure("throughput with one pool", statistics.median(r.rate for r in merged), "rollouts/s"),
+    ]
+    return conclude("pipeline", figures, machine)
+
+
+def _times(seed: int) -> list[dict[str, float]]:
+    chance = random.Random(seed)
+    shift = SIGMA * SIGMA / 2  # a lognormal's mean is this far, as a power of e, above its median
+    return [
+        {stage: chance.lognormvariate(math.log(mean) - shift, SIGMA) for stage, mean in MEANS.items()} for _ in range(ROLLOUTS)
+    ]
+
+
+def _in_one_stage(times: dict[str, float]) -> dict[str, float]:
+    return {"init": 0.0, "run": sum(times.values()), "eval": 0.0}
+
+
+def _round(platform: MeasuredPlatform, client: Client, times: list[dict[str, float]], useful: float | None = None) -> Round:
+    """`useful`: seconds of real RUN among the rollouts' times, when their RUN holds the other stages, too."""
+    run = client.create_run("pipeline", policy="fake")["id"]
+    client.submit_groups(run, [GroupSpec(n=1, environment="staged", payload=t) for t in times])
+    assert sum(1 for _ in client.iter_results(run)) == len(times)
+    [window] = platform.rows(_WINDOW, run, SKIPPED, 1 - SKIPPED)
+    share = 1.0 if useful is None else useful / sum(t["run"] for t in times)
+    return Round(window["n"] / window["seconds"], share * window["run"] / (SLOTS["run"] * window["seconds"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
