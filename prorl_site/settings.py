@@ -154,6 +154,11 @@ NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])
 SANDBOX_BACKEND = env.text("PRORL_SANDBOX_BACKEND", "bubblewrap")
 SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
 LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
+# A process that falls silent in the middle of a transaction must not hold its locks for longer than its lease: the rescuer, and
+# with it the rollouts of everybody else, would wait for it. What the URL says wins.
+_database["OPTIONS"]["options"] = (
+    f"-c idle_in_transaction_session_timeout={LEASE_SECONDS * 1000:.0f} {_database['OPTIONS'].get('options', '')}".rstrip()
+)
 HEARTBEAT_SECONDS = env.number("PRORL_HEARTBEAT_SECONDS", min(1.0, LEASE_SECONDS / 3), minimum=0.1)
 DISPATCH_SECONDS = env.number("PRORL_DISPATCH_SECONDS", 1.0, minimum=0.05)  # the longest sleep; commits wake it earlier
 DISPATCH_MIN_SECONDS = env.number("PRORL_DISPATCH_MIN_SECONDS", 0.025, minimum=0)  # from one round to the next
