@@ -29,11 +29,18 @@ def play(site: Site, fault: Fault, *, rounds: int, rollouts: int) -> Outcome:
     """Submit `rollouts` and strike, `rounds` times over; then see what became of them all."""
     begun = time.monotonic()
     trainer = Trainer(site, fault.name, fault.settings)
-    for _ in range(rounds):
-        trainer.submit(rollouts)
-        fault.strike(site, trainer.run_id)
+    stuck = ""
+    try:
+        for _ in range(rounds):
+            trainer.submit(rollouts)
+            fault.strike(site, trainer.run_id)
+    except AssertionError as error:  # the platform did not get to where the strike goes on
+        stuck = str(error)
+        site.mend()
     in_time = trainer.close(_ROUND_SECONDS * rounds)
     verdict = audit_run(site, trainer, fault.may_fail)
+    if stuck:
+        verdict.lost.append(f"the fault was not survived: {stuck}")
     if not in_time:
         verdict.lost.append(f"the results were not complete in time:\n{site.platform.tails()}")
     given_up = causes(site, trainer.run_id)

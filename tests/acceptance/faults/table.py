@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import psycopg
+
 from tests.acceptance.faults.site import Site
 
 # A rollout may be struck in every round; what is tested here is not when the platform gives up.
@@ -49,8 +51,22 @@ def _kill_process(name: str, site: Site, run_id: str) -> None:
 
 
 def _freeze_worker(stage: str, site: Site, run_id: str) -> None:
-    """It wakes up as a zombie: its rollouts are in other hands, or wait for some."""
     site.platform.freeze_with_work(stage)
+    _wake_as_zombie(stage, site)
+
+
+def _freeze_worker_in_transaction(site: Site, run_id: str) -> None:
+    """The EVAL worker, after it has ended rollouts and before it has committed: what it has locked must not hold up others."""
+    with psycopg.connect(site.platform.database_url) as ours:
+        ours.execute("LOCK TABLE rollouts_reward IN SHARE MODE")  # rewards are written last
+        waits = "SELECT count(*) FROM pg_locks WHERE relation = 'rollouts_reward'::regclass AND NOT granted"
+        site.wait_for(lambda: site.platform.value(waits), "the eval worker to write rewards")
+        site.platform.processes["eval"].send_signal(signal.SIGSTOP)
+    _wake_as_zombie("eval", site)
+
+
+def _wake_as_zombie(stage: str, site: Site) -> None:
+    """A frozen worker goes on when its rollouts are in other hands, or wait for some."""
     frozen = site.platform.processes[stage]
     lost = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND lost_at IS NOT NULL"
     before = site.platform.value(lost, frozen.pid)
@@ -137,6 +153,7 @@ FAULTS = [
     Fault("run worker frozen past its lease", partial(_freeze_worker, "run"), "worker_lost"),
     Fault("init worker frozen past its lease", partial(_freeze_worker, "init"), "worker_lost"),
     Fault("eval worker frozen past its lease", partial(_freeze_worker, "eval"), "worker_lost"),
+    Fault("eval worker frozen in a transaction", _freeze_worker_in_transaction, "worker_lost"),
     Fault("dispatcher killed", partial(_kill_process, "dispatcher")),
     Fault("web server killed", partial(_kill_process, "web")),
     Fault("model server killed", _kill_model, "model_error"),
