@@ -1,4 +1,8 @@
-"""Answers whose body comes later or bit by bit. The view has ended by then: no thread and no connection waits with it."""
+"""Answers whose body comes later or bit by bit.
+
+The view has ended by then, so nothing but an idle thread (Django keeps one for each request: some 50 KiB) waits with the client, and
+above all no database connection.
+"""
 
 from __future__ import annotations
 

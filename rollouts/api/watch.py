@@ -40,7 +40,8 @@ class Watch(Generic[FactT]):
 
     async def news(self, id_: UUID, is_news: Callable[[FactT], bool], *, timeout: float) -> FactT | None:
         """The fact about `id_` as soon as `is_news` holds for it; None when it did not within `timeout` seconds."""
-        waiter = _Waiter(asyncio.get_running_loop(), asyncio.get_running_loop().create_future(), is_news)
+        loop = asyncio.get_running_loop()
+        waiter: _Waiter[FactT] = _Waiter(loop, loop.create_future(), is_news)
         self._add(id_, waiter)
         try:
             async with asyncio.timeout(timeout):

@@ -45,8 +45,9 @@ def news_of(rollout_id: UUID, place: Place) -> News:
     history = list(events_of(rollout).filter(id__gt=place.event).order_by("id"))
     new = turns(rollout, after=place.turn if place.attempt == rollout.attempt else -1)
     ran = next((i for i, event in enumerate(history) if _comes_after_turns(event, rollout)), len(history))
-    items: list[tuple[RolloutEvent | Turn, Place]] = []
-    for item in (*history[:ran], *new, *history[ran:]):
+    in_order: list[RolloutEvent | Turn] = [*history[:ran], *new, *history[ran:]]
+    items = []
+    for item in in_order:
         if isinstance(item, Turn):
             place = place._replace(attempt=rollout.attempt, turn=item.number)
         else:

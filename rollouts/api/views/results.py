@@ -49,14 +49,12 @@ class RunResults(ApiView):
             return Response(self._answer(found))
         return later(self._answer_later(run, after), str(request.accepted_renderer.media_type))
 
-    async def _answer_later(self, run: Run, after: Position) -> AsyncIterator[bytes]:
+    async def _answer_later(self, run: Run, after: Position) -> AsyncIterator[str | bytes]:
         await _RESULTS.news(run.id, lambda newest: newest > after, timeout=self.query.wait)
         yield await in_thread(self._rendered, run, after)
 
-    def _rendered(self, run: Run, after: Position) -> bytes:
-        answer = self._answer(results_after(run, after, self.query.limit))
-        rendered: bytes = self.request.accepted_renderer.render(answer)
-        return rendered
+    def _rendered(self, run: Run, after: Position) -> str | bytes:
+        return self.request.accepted_renderer.render(self._answer(results_after(run, after, self.query.limit)))
 
     def _answer(self, found: Results) -> dict[str, Any]:
         return {
