@@ -81,13 +81,14 @@ def _product(broker: Connection, place: str) -> Finding:
 
 def _queue(broker: Connection, name: str) -> Finding:
     try:
-        with broker.channel() as channel:
+        channel: Any = broker.channel()
+        with channel:
             waiting = channel.queue_declare(name, passive=True).message_count
     except broker.channel_errors:
         return warn("queues", f"{name} does not exist", "Its worker declares it when it starts; look at the worker's log.")
     try:
-        with broker.channel() as channel:
-            app.amqp.queues.new_missing(name)(channel).queue_declare()
+        with broker.channel() as other:
+            app.amqp.queues.new_missing(name)(other).queue_declare()
     except broker.channel_errors as error:
         return fail(
             "queues",

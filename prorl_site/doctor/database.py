@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any, LiteralString
 
 import psycopg
 from django.conf import settings
@@ -102,7 +103,7 @@ def transactions() -> Iterator[Finding]:
 def clock() -> Iterator[Finding]:
     with own_connection(patience=_PATIENCE_SECONDS) as database:
         before = timezone.now()
-        (there,) = database.execute("SELECT clock_timestamp()").fetchone()  # type: ignore[misc]
+        [(there,)] = database.execute("SELECT clock_timestamp()").fetchall()
         after = timezone.now()
     skew = (there - (before + (after - before) / 2)).total_seconds()
     found = f"the database's clock is {abs(skew):.2f} s {'ahead' if skew > 0 else 'behind'}"
@@ -112,9 +113,9 @@ def clock() -> Iterator[Finding]:
         yield ok("clock", found)
 
 
-def _number(database: psycopg.Connection[tuple[int]], statement: str) -> int:
-    row = database.execute(statement).fetchone()  # type: ignore[call-overload]
-    return int(row[0])
+def _number(database: psycopg.Connection[Any], statement: LiteralString) -> int:
+    [(number,)] = database.execute(statement).fetchall()
+    return int(number)
 
 
 def _where() -> str:

@@ -80,7 +80,8 @@ _STAGE_OF = {rule.waits_in.value: stage.value for stage, rule in STAGES.items()}
 
 def _unfinished() -> dict[Metric, Values]:
     states: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    depth, hinted, oldest = (dict.fromkeys([(stage.value,) for stage in STAGES], 0.0) for _ in range(3))
+    stages: list[tuple[str, ...]] = [(stage.value,) for stage in STAGES]
+    depth, hinted, oldest = (dict.fromkeys(stages, 0.0) for _ in range(3))
     with connection.cursor() as cursor:
         cursor.execute(_UNFINISHED, [[State.QUEUED.value, *sorted(TERMINAL)]])
         rows = cursor.fetchall()
@@ -102,7 +103,7 @@ def _unfinished() -> dict[Metric, Values]:
 def _workers() -> dict[Metric, Values]:
     live = WorkerProcess.objects.filter(stopped_at=None, lost_at=None, lease_expires_at__gt=timezone.now())
     rows = list(live.order_by().values("node", "stage").annotate(processes=Count("id"), slots=Sum("concurrency")))
-    held = live.order_by().values_list("node", "stage").annotate(held=Count("held"))
+    held = live.order_by().values_list("node", "stage").annotate(rollouts=Count("held"))
     return {
         metrics.WORKER_PROCESSES: {(row["node"], row["stage"]): row["processes"] for row in rows},
         metrics.WORKER_SLOTS: {(row["node"], row["stage"]): row["slots"] for row in rows},
@@ -135,9 +136,9 @@ SELECT consumer, (
 def _dispatcher() -> dict[Metric, Values]:
     with connection.cursor() as cursor:
         cursor.execute(_BEHIND)
-        behind = {(consumer,): number for consumer, number in cursor.fetchall()}
+        behind: Values = {(consumer,): number for consumer, number in cursor.fetchall()}
     last = RescuerPass.objects.first()
-    age = {(): (timezone.now() - last.at).total_seconds()} if last else {}
+    age: Values = {(): (timezone.now() - last.at).total_seconds()} if last else {}
     return {metrics.FEED_BEHIND: behind, metrics.DISPATCHER_AGE: age}
 
 
@@ -166,7 +167,7 @@ def _database() -> dict[Metric, Values]:
         cursor.execute(_ACTIVITY)
         rows = cursor.fetchall()
         cursor.execute("SHOW max_connections")
-        (allowed,) = cursor.fetchone()  # type: ignore[misc]
+        (allowed,) = cursor.fetchone()
     return {
         metrics.DB_CONNECTIONS: {(state,): number for state, number, _ in rows},
         metrics.DB_MAX_CONNECTIONS: {(): float(allowed)},

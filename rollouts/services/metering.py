@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from uuid import UUID
 
 from django.db import connection
-from psycopg.types.json import Jsonb
 
 from rollouts import metrics
 from rollouts.metrics import Metric
@@ -23,7 +23,7 @@ _ADD = "ON CONFLICT (name, labels, part) DO UPDATE SET value = rollouts_metricse
 def count(metric: Metric, labels: Mapping[str, str], amount: int = 1) -> None:
     """Add to a counter at once, in the caller's transaction: for what is rare and not a rollout's."""
     with connection.cursor() as cursor:
-        cursor.execute(f"{_INSERT} VALUES (%s, %s, '', %s) {_ADD}", [metric.name, Jsonb(dict(labels)), amount])
+        cursor.execute(f"{_INSERT} VALUES (%s, %s::jsonb, '', %s) {_ADD}", [metric.name, json.dumps(dict(labels)), amount])
 
 
 def meter() -> None:
