@@ -1,4 +1,7 @@
-"""One PostgreSQL for the whole run, started by the controlling process and shared by the parallel ones.
+"""A PostgreSQL for each of the parallel test processes, and what they share.
+
+One for all would tie them together: results are delivered, and finished rollouts counted, once no transaction that is open
+anywhere in the cluster can come before them, and every test of another process may hold one.
 
 The environment is set here before anything imports the settings; that is why nothing of ours is imported at the top.
 """
@@ -24,19 +27,16 @@ _lender = None
 
 
 def _begin() -> None:
-    """Make the environment of a fresh machine plus a database. A developer's own settings must not leak into tests."""
-    global _postgres, _lender
-    from prorl_site.embedded.postgres import EmbeddedPostgres
+    """Make the environment of a fresh machine. A developer's own settings must not leak into tests."""
+    global _lender
     from tests.services.lender import Lender
 
     for name in [name for name in os.environ if name.startswith("PRORL_") and name != "PRORL_FAIL_ON_SKIP"]:
         del os.environ[name]
     shared = Path(tempfile.mkdtemp(prefix="prorl-test-"))
-    _postgres = EmbeddedPostgres(shared / "postgres", durable=False)
     os.environ |= {
         _SHARED: str(shared),
         "DJANGO_SETTINGS_MODULE": "prorl_site.settings",
-        "PRORL_DATABASE_URL": _postgres.start(),
         "PRORL_SECRET_KEY": "tests only",
         "PRORL_VAR_DIR": str(shared / "var"),
         "PRORL_DB_POOL_SIZE": "0",
@@ -45,17 +45,33 @@ def _begin() -> None:
     _lender = Lender(shared)
 
 
+def _name_the_database() -> None:
+    """The settings need its address now; it is started when it is known whether this process runs tests."""
+    global _postgres
+    from prorl_site.embedded.postgres import EmbeddedPostgres
+
+    folder = Path(os.environ[_SHARED]) / os.environ.get("PYTEST_XDIST_WORKER", "main")
+    _postgres = EmbeddedPostgres(folder / "postgres", durable=False)
+    os.environ["PRORL_DATABASE_URL"] = _postgres.url
+
+
 # While this file is imported, since the conftest files of the folders below import models, and those the settings.
 if _SHARED not in os.environ:
     _begin()
+_name_the_database()
 django.setup()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("numprocesses", None):  # else this process only hands out tests
+        _postgres.start()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
+    _postgres.stop()
     if _lender is not None:
         _lender.close()
-    if _postgres is not None:
-        _postgres.stop()
         shutil.rmtree(os.environ.pop(_SHARED), ignore_errors=True)
 
 
