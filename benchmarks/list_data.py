@@ -115,6 +115,11 @@ FROM (
 ) ordered
 """
 
+# The transactions that are said to have finished the rollouts must be over.
+_SPEND_TRANSACTIONS = f"""
+DO $$ BEGIN FOR n IN 1..{ROLLOUTS // 50 + 1000} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
+"""
+
 
 def prepared_database() -> tuple[EmbeddedPostgres, Path]:
     """The started server and its folder. Databases of older schemas are removed."""
@@ -178,6 +183,7 @@ def _fill(url: str) -> None:
         for _, definition in indexes:
             connection.execute(definition)
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_SPEND_TRANSACTIONS)
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
     say(f"made {ROLLOUTS:,} rollouts in {time.monotonic() - begun:.0f} s")

@@ -32,6 +32,10 @@ class Meter:
         """MiB of each program; pages that its processes share are counted once."""
         return {name: sum(_mib(process) for process in _tree(pid)) for name, pid in self.pids.items()}
 
+    def resident(self, name: str) -> float:
+        """MiB of a program as `ps` counts them: shared pages in full."""
+        return sum(process.memory_info().rss for process in _tree(self.pids[name])) / _MIB
+
 
 def _tree(pid: int) -> Iterator[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -35,6 +35,7 @@ def main() -> int:
         say(f"{ROLLOUTS} rollouts wait after {time.monotonic() - begun:.1f} s")
         rounds = [_round(platform, machine) for _ in range(ROUNDS)]
         memory = platform.meter().memory()
+        resident = platform.meter().resident("run")
         still = _waiting(platform)
     cpu = {name: statistics.median(spent[name] for spent in rounds) * 1000 for name in rounds[0]}
     table(
@@ -43,8 +44,8 @@ def main() -> int:
         [(name, idle[name], memory[name], cpu[name]) for name in idle],
     )
     figures = [
-        Figure("memory of the run worker", memory["run"], "MiB", MIB_TARGET),
-        Figure("of this for each waiting rollout", (memory["run"] - idle["run"]) * 1024 / ROLLOUTS, "KiB"),
+        Figure("resident memory of the run worker", resident, "MiB", MIB_TARGET),
+        Figure("for each waiting rollout", (memory["run"] - idle["run"]) * 1024 / ROLLOUTS, "KiB"),
         Figure("CPU of the run worker", cpu["run"], "ms/s"),
         Figure("CPU of the database", cpu["database"], "ms/s"),
         Figure("rollouts that still wait at the end", still, "", ROLLOUTS, at_least=True),
