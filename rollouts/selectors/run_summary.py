@@ -89,7 +89,6 @@ class RunSummary:
     endings: list[Ending]
     solved: Solved
     per_minute: float
-    started_at: dt.datetime | None
     last_change_at: dt.datetime | None
 
     @property
@@ -101,13 +100,12 @@ class RunSummary:
 
 
 def summarise(run: Run) -> RunSummary:
-    """The numbers of a run, in four queries that read at most a few thousand of its finished rollouts."""
+    """The numbers of a run, in three queries that read at most a few thousand of its finished rollouts."""
     cells = cells_of([run.pk])[run.pk]
     finished = [cell for cell in cells if cell.finished]
     n_finished = sum(cell.n for cell in finished)
     mean, std = mean_and_std(cells)
     sample = _sample(run)
-    first = Rollout.objects.filter(run=run).order_by("id").values_list("created_at", flat=True).first()
     return RunSummary(
         tally=Tally(counts_by_state(cells)),
         scored=sum(cell.scored for cell in cells),
@@ -122,8 +120,7 @@ def summarise(run: Run) -> RunSummary:
         stages=[StageSeconds(stage, *sample[stage]) for stage in _SECONDS if sample[stage]],
         endings=_endings(cells),
         solved=_solved(run),
-        per_minute=_per_minute(sample, first),
-        started_at=first,
+        per_minute=_per_minute(run, sample),
         last_change_at=max((cell.changed_at for cell in cells), default=None),
     )
 
@@ -141,11 +138,11 @@ def _sample(run: Run) -> dict[str, Any]:
     )
 
 
-def _per_minute(sample: dict[str, Any], first: dt.datetime | None) -> float:
+def _per_minute(run: Run, sample: dict[str, Any]) -> float:
     if not sample["recent"]:
         return 0.0
     now = timezone.now()
-    since = max(now - RATE_WINDOW, first or now)
+    since = max(now - RATE_WINDOW, run.created_at)
     if sample["recent"] == SAMPLE:  # there may be more within the five minutes
         since = max(since, sample["oldest"])
     return float(sample["recent"] / max((now - since).total_seconds() / 60, 1 / 60))
