@@ -1,7 +1,7 @@
 """Answers whose body comes later or bit by bit.
 
-The view has ended by then, so nothing but an idle thread (Django keeps one for each request: some 50 KiB) waits with the client, and
-above all no database connection.
+The view has ended by then. No database connection waits with the client, and of threads only the idle one that Django keeps for each
+request (some 50 KiB).
 """
 
 from __future__ import annotations

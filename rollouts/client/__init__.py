@@ -1,4 +1,4 @@
-"""The client that trainers install. Needs httpx and msgpack, and nothing else of this repository.
+"""The client that trainers install. Needs httpx, msgpack and backports.zstd, and nothing else of this repository.
 
     from rollouts.client import Client
 

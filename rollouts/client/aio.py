@@ -189,15 +189,22 @@ class AsyncClient:
         return self._pages(calls.pages("/rollouts/", **filters))
 
     async def iter_results(
-        self, run_id: Id, after: str = "", *, include: Include = "", wait: float = 30.0, limit: int = 100
+        self,
+        run_id: Id,
+        after: str = "",
+        *,
+        include: Include = "",
+        wait: float = 30.0,
+        limit: int = 100,
+        compress: bool = False,
     ) -> AsyncIterator[Result]:
         """Rollouts of a run as they end, each exactly once, until all that were submitted have ended.
 
         `include="segments"` brings what to train on (see `unpack`), `include="trajectory"` everything that happened.
-        To go on in another process, keep a result's `cursor` and pass it as `after`.
+        To go on in another process, keep a result's `cursor` and pass it as `after`. `compress` is for slow networks.
         """
         while True:
-            page = await self._send(calls.results(run_id, after, wait, limit, include))
+            page = await self._send(calls.results(run_id, after, wait, limit, include, compress))
             for item in page["results"]:
                 yield item
             if page["done"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,11 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
 import msgpack
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 from .errors import ApiError
 from .types import (
@@ -38,6 +44,7 @@ T = TypeVar("T")
 Id = str | uuid.UUID
 
 _MSGPACK = "application/msgpack"  # carries token arrays as they are
+_COMPRESSED = "application/msgpack+zstd"
 READ_TIMEOUT = 60.0  # seconds, on top of what a request asks the server to wait
 
 
@@ -79,8 +86,9 @@ class Call(Generic[T]):
 
 
 def _content(response: httpx.Response) -> Any:
-    if response.headers.get("Content-Type") == _MSGPACK:
-        return msgpack.unpackb(response.content)
+    kind = response.headers.get("Content-Type")
+    if kind in (_MSGPACK, _COMPRESSED):
+        return msgpack.unpackb(response.content if kind == _MSGPACK else zstd.decompress(response.content))
     return response.json() if response.content else None
 
 
@@ -156,9 +164,15 @@ def trajectory(rollout_id: Id, full_prompts: bool) -> Call[Trajectory]:
     return Call("GET", path_of("rollouts", rollout_id, "trajectory"), params=params)
 
 
-def results(run_id: Id, after: str, wait: float, limit: int, include: str) -> Call[ResultsPage]:
+def results(run_id: Id, after: str, wait: float, limit: int, include: str, compress: bool) -> Call[ResultsPage]:
     params = {"after": after, "wait": wait, "limit": limit, "include": include}
-    return Call("GET", path_of("runs", run_id, "results"), params=params, headers={"Accept": _MSGPACK}, wait=wait)
+    return Call(
+        "GET",
+        path_of("runs", run_id, "results"),
+        params=params,
+        headers={"Accept": _COMPRESSED if compress else _MSGPACK},
+        wait=wait,
+    )
 
 
 def cancel(kind: str, id_: Id) -> Call[int]:

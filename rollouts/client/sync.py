@@ -186,15 +186,22 @@ class Client:
         return self._pages(calls.pages("/rollouts/", **filters))
 
     def iter_results(
-        self, run_id: Id, after: str = "", *, include: Include = "", wait: float = 30.0, limit: int = 100
+        self,
+        run_id: Id,
+        after: str = "",
+        *,
+        include: Include = "",
+        wait: float = 30.0,
+        limit: int = 100,
+        compress: bool = False,
     ) -> Iterator[Result]:
         """Rollouts of a run as they end, each exactly once, until all that were submitted have ended.
 
         `include="segments"` brings what to train on (see `unpack`), `include="trajectory"` everything that happened.
-        To go on in another process, keep a result's `cursor` and pass it as `after`.
+        To go on in another process, keep a result's `cursor` and pass it as `after`. `compress` is for slow networks.
         """
         while True:
-            page = self._send(calls.results(run_id, after, wait, limit, include))
+            page = self._send(calls.results(run_id, after, wait, limit, include, compress))
             yield from page["results"]
             if page["done"]:
                 return

@@ -15,7 +15,7 @@ import msgpack
 import pytest
 from django.db import connection, transaction
 
-from rollouts.client import unpack
+from rollouts.client import Client, unpack
 from rollouts.lifecycle import State
 from rollouts.models import ModelCall, Reward, Rollout, Run
 from rollouts.services.cancel import cancel_rollouts
@@ -248,13 +248,18 @@ def test_messagepack_says_the_same_as_json(case: ApiCase, http: httpx.Client) ->
     [text_row] = http.get(path, params={"include": "segments"}).json()["results"]
     assert unpack(row["segments"][0]) == unpack(text_row["segments"][0])
     assert list(unpack(row["segments"][0]).token_ids) == [0, 9, 7, 1, 9, 7]
+    with Client(str(http.base_url), case.owner_secret) as client:
+        compressed, plain = (
+            list(client.iter_results(case.domain.run.id, include="segments", compress=on)) for on in (True, False)
+        )
+    assert compressed == plain == [row]
 
 
 def test_problems_are_json_for_those_who_asked_for_messagepack(case: ApiCase) -> None:
     path = f"/api/v1/runs/{case.domain.run.id}/results/"
     answer = case.reader.get(path, {"wait": -1}, headers={"Accept": "application/msgpack"})
     expect_problem(answer, 400, "invalid_parameter", "?wait")
-    expect_problem(case.stranger.get(path, headers={"Accept": "application/msgpack"}), 404, "not_found")
+    expect_problem(case.stranger.get(path, headers={"Accept": "application/msgpack+zstd"}), 404, "not_found")
     expect_problem(case.reader.get(path, headers={"Accept": "text/csv"}), 406, "not_acceptable")
 
 

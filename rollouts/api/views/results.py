@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, find
-from rollouts.api.binary import MsgpackRenderer
+from rollouts.api.binary import CompressedMsgpackRenderer, MsgpackRenderer
 from rollouts.api.cursors import position_cursor, read_position
 from rollouts.api.queries import ResultsQuery
 from rollouts.api.schema import documented
@@ -36,7 +36,7 @@ _RESULTS: Watch[Position] = Watch(newest_positions, seconds=0.25)
 
 class RunResults(ApiView):
     query_model = ResultsQuery
-    renderer_classes = [JSONRenderer, MsgpackRenderer]
+    renderer_classes = [JSONRenderer, MsgpackRenderer, CompressedMsgpackRenderer]
 
     @documented(
         "get_results", "Rollouts that have ended, each exactly once along the cursors", ResultsSerializer, query=ResultsQuery
@@ -57,8 +57,9 @@ class RunResults(ApiView):
         return self.request.accepted_renderer.render(self._answer(results_after(run, after, self.query.limit)))
 
     def _answer(self, found: Results) -> dict[str, Any]:
+        raw = isinstance(self.request.accepted_renderer, MsgpackRenderer)
         return {
-            "results": _represent(found.rollouts, self.query.include, raw=self.request.accepted_renderer.format == "msgpack"),
+            "results": _represent(found.rollouts, self.query.include, raw=raw),
             "next": position_cursor(found.last),
             "done": not found.outstanding,
         }
