@@ -75,7 +75,9 @@ def _as_problem(error: Exception) -> Problem | None:
         case exceptions.MethodNotAllowed():
             return Problem("method_not_allowed", str(error.detail))
         case exceptions.NotAcceptable():
-            return Problem("not_acceptable", "Ask for application/json; results are also application/msgpack, streams text/event-stream.")
+            return Problem(
+                "not_acceptable", "Ask for application/json; results are also application/msgpack, streams text/event-stream."
+            )
         case exceptions.UnsupportedMediaType():
             return Problem("unsupported_media_type", "Send JSON with `Content-Type: application/json`.")
         case exceptions.PermissionDenied() | PermissionDenied():

@@ -73,12 +73,11 @@ class Watch(Generic[FactT]):
                     return
             began = time.monotonic()
             try:
-                facts = self._look(ids)
+                with contextlib.closing(connection):
+                    facts = self._look(ids)
             except Exception:
                 logger.exception("could not look for news; trying again")
                 facts = {}
-            finally:
-                connection.close()
             self._tell(facts)
             time.sleep(max(self._seconds, (time.monotonic() - began) / _LARGEST_SHARE))
 
