@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Count, F, TextField
 from django.db.models.functions import Cast
 
@@ -72,25 +73,29 @@ def claim_rollouts(*, stage: Stage, rollout_ids: Sequence[UUID], owner: UUID, no
 
     Those that are not there to be taken (any more) are left out: late and repeated hints are harmless.
     """
-    rule = STAGES[stage]
-    values: dict[str, Any] = {"lease_owner_id": owner}
     data = {"node": node, "worker": str(owner)}
     if stage is Stage.RUN:
-        moves = [Move(id_, values={"llm_server_id": server}, data=data) for id_, server in _choose_servers(rollout_ids).items()]
+        with transaction.atomic():
+            servers = _choose_servers(rollout_ids)
+            moves = [Move(id_, values={"llm_server_id": server}, data=data) for id_, server in servers.items()]
+            taken = _take(stage, moves, owner, node)
     else:
-        moves = [Move(id_, data=data) for id_ in rollout_ids]
-    if stage is Stage.INIT:
-        values |= {"node": node, **_FRESH}
+        taken = _take(stage, [Move(id_, data=data) for id_ in rollout_ids], owner, node)
+    return _load(taken, owner, stage, node)
+
+
+def _take(stage: Stage, moves: Sequence[Move], owner: UUID, node: str) -> list[UUID]:
+    rule = STAGES[stage]
     moved = move_each(
         moves,
         to=rule.holds_in,
         states=[rule.waits_in],
-        unheld=True,
         kind=EventKind.CLAIMED if stage is Stage.EVAL else EventKind.TRANSITION,
         new_attempt=stage is Stage.INIT,
-        values=values,
+        values={"node": node, **_FRESH} if stage is Stage.INIT else None,
+        taker=owner,
     )
-    return _load([m.id for m in moved], owner, stage, node)
+    return [m.id for m in moved]
 
 
 def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Claim]:
@@ -142,12 +147,13 @@ def _parsed(run_settings: str) -> RunSettings:
 def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     """For each rollout the live server of its policy with the most free room, one that serves its group already before others.
 
-    Group members share their prompt, so the server that has it in its prefix cache is preferred while it has room. A rollout
+    The servers' rows are locked until the claim is stored, so that two claims do not both take a server's last room. Group
+    members share their prompt, so the server that has it in its prefix cache is preferred while it has room. A rollout
     that no server has room for is left out.
     """
     waiting = list(Rollout.objects.filter(id__in=rollout_ids).values_list("id", "group_id", "run__policy_id"))
     live = LLMServer.objects.filter(policy_id__in={policy for *_, policy in waiting}, state=LLMServer.Health.LIVE)
-    servers = list(live.values("id", "policy_id", "capacity").order_by("id"))
+    servers = list(live.select_for_update(no_key=True).values("id", "policy_id", "capacity").order_by("id"))
     on_servers = Rollout.objects.filter(llm_server_id__in=[s["id"] for s in servers], state=State.RUNNING.value)
     busy = Counter(dict(on_servers.order_by().values_list("llm_server_id").annotate(Count("id"))))
     in_group = Counter(

@@ -191,11 +191,16 @@ def _starting(load: Load) -> list[_Choice]:
 
 # --- Marking ---------------------------------------------------------------------------------------------------------------
 
+# Rows that somebody has locked are passed over: they are just being moved, and whoever waits for one of them while it holds
+# others can deadlock with a cancel.
 _MARK = """
-UPDATE rollouts_rollout r SET hinted_at = now(), node = chosen.node
-FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(nodes)s::text[]) AS chosen (id, state, node)
-WHERE r.id = chosen.id AND r.state = chosen.state AND r.lease_owner_id IS NULL AND r.hinted_at IS NULL AND r.not_before IS NULL
-RETURNING r.id
+UPDATE rollouts_rollout r SET hinted_at = now(), node = free.node FROM (
+    SELECT chosen.id, chosen.node
+    FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(nodes)s::text[]) AS chosen (id, state, node)
+    JOIN rollouts_rollout r ON r.id = chosen.id
+    WHERE r.state = chosen.state AND r.lease_owner_id IS NULL AND r.hinted_at IS NULL AND r.not_before IS NULL
+    FOR NO KEY UPDATE OF r SKIP LOCKED
+) free WHERE r.id = free.id RETURNING r.id
 """
 
 
@@ -214,24 +219,25 @@ def _mark(choices: list[_Choice]) -> list[_Choice]:
 
 _UNMARK = """
 UPDATE rollouts_rollout SET hinted_at = NULL, node = CASE WHEN state = 'queued' THEN '' ELSE node END
-WHERE hinted_at IS NOT NULL AND lease_owner_id IS NULL AND id = ANY(%s)
+WHERE id IN (SELECT id FROM rollouts_rollout WHERE {condition} AND lease_owner_id IS NULL FOR NO KEY UPDATE SKIP LOCKED)
 """
-
-_END_WAITS = """
+_TAKE_BACK = _UNMARK.format(condition="hinted_at IS NOT NULL AND id = ANY(%s)")
+_END_WAITS = f"""
 WITH forgotten AS (
-    UPDATE rollouts_rollout SET hinted_at = NULL, node = CASE WHEN state = 'queued' THEN '' ELSE node END
-    WHERE hinted_at < now() - make_interval(secs => %s) AND lease_owner_id IS NULL RETURNING id
+    {_UNMARK.format(condition="hinted_at < now() - make_interval(secs => %s)")} RETURNING id
 ), waited_out AS (
-    UPDATE rollouts_rollout SET not_before = NULL WHERE not_before <= now() AND finished_at IS NULL RETURNING id
+    UPDATE rollouts_rollout SET not_before = NULL WHERE id IN (
+        SELECT id FROM rollouts_rollout WHERE not_before <= now() AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED
+    ) RETURNING id
 )
 SELECT pg_notify(%s, '') WHERE EXISTS (SELECT FROM forgotten) OR EXISTS (SELECT FROM waited_out)
-"""
+"""  # noqa: S608 - constants
 
 
 def unmark(hints: Iterable[Hint]) -> None:
     """The broker did not take these: they are due again at once."""
     with connection.cursor() as cursor:
-        cursor.execute(_UNMARK, [[rollout_id for hint in hints for rollout_id in hint.rollout_ids]])
+        cursor.execute(_TAKE_BACK, [[rollout_id for hint in hints for rollout_id in hint.rollout_ids]])
 
 
 def end_waits() -> None:

@@ -90,6 +90,11 @@ WITH input AS (
 ){attempts}{notice}
 SELECT id, attempt, from_state{noticed} FROM moved
 """
+# A hint that comes late, when it is void, would pass the limits that the dispatcher keeps.
+_TAKEN = (
+    "r.lease_owner_id IS NULL AND r.hinted_at IS NOT NULL",
+    "EXISTS (SELECT FROM rollouts_workerprocess WHERE id = %(taker)s AND lost_at IS NULL AND stopped_at IS NULL)",
+)
 _BEGIN_ATTEMPTS = """, begun AS (
     INSERT INTO rollouts_attempt (rollout_id, number, node, started_at, stage, outcome, error, traceback)
     SELECT id, attempt, node, now(), '', '', '', '' FROM moved
@@ -142,8 +147,12 @@ def move_each(
     new_attempt: bool = False,
     values: Mapping[str, Any] | None = None,
     end: AttemptEnd | None = None,
+    taker: UUID | None = None,
 ) -> list[Moved]:
-    """The same for rollouts that differ in attempt, holder, values and note, in one statement. All set the same columns."""
+    """The same for rollouts that differ in attempt, holder, values and note, in one statement. All set the same columns.
+
+    With a `taker` only what is hinted moves, and only into the hands of that worker process, if it has not been declared lost.
+    """
     if not moves:
         return []
     own = list(moves[0].values)
@@ -169,6 +178,9 @@ def move_each(
     ]
     if unheld:
         conditions.append("r.lease_owner_id IS NULL")
+    if taker is not None:
+        conditions += _TAKEN
+        parameters["taker"] = taker
 
     assignments = ["state = %(to)s", "state_changed_at = now()", "hinted_at = NULL"]
     assignments.append(_FRESH_ACCOUNTS if new_attempt else _ACCOUNTING)
@@ -177,7 +189,7 @@ def move_each(
     if to in TERMINAL:
         assignments.append("finished_at = now(), finished_xid = pg_current_xact_id()::text::bigint")
     assignments += [f'"{column}" = old.each_{column}' for column in own]
-    common = {"lease_owner_id": None, **(values or {})}
+    common = {"lease_owner_id": taker, **(values or {})}
     for column, value in common.items():
         assignments.append(f'"{column}" = %(set_{column})s')
         parameters[f"set_{column}"] = _adapted(value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import ClassVar
 
+from django.utils import timezone
+
 from rollouts.lifecycle import ACTIVE, STAGES, TERMINAL, Stage, State
 from rollouts.models import Dataset, Environment, Group, LLMServer, Policy, Project, Rollout, Run, Task, WorkerProcess
 from rollouts.run_settings import RunSettings
@@ -49,8 +51,13 @@ class Domain:
         worker_id = register_worker(node=node, stage=stage, pid=1, concurrency=concurrency)
         return WorkerProcess.objects.get(id=worker_id)
 
+    def hint(self, *rollouts: Rollout) -> None:
+        """As the dispatcher marks them, whatever there is room for."""
+        Rollout.objects.filter(id__in=[r.id for r in rollouts], lease_owner=None).update(hinted_at=timezone.now())
+
     def claim(self, rollout: Rollout, stage: Stage, worker: WorkerProcess | None = None) -> Claim:
         worker = worker or self.worker(stage)
+        self.hint(rollout)
         [claimed] = claim_rollouts(stage=stage, rollout_ids=[rollout.id], owner=worker.id, node=worker.node)
         return claimed
 
@@ -61,6 +68,7 @@ class Domain:
         for stage, rule in STAGES.items():
             if _WAY.index(target) >= _WAY.index(rule.holds_in) and target is not State.QUEUED:
                 worker = self.worker(stage)
+                self.hint(rollout)
                 assert claim_rollouts(stage=stage, rollout_ids=[rollout.id], owner=worker.id, node=worker.node)
                 if _WAY.index(target) > _WAY.index(rule.holds_in):
                     move([rollout.id], to=rule.hands_to, guard=Guard(list(ACTIVE)))
