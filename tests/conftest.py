@@ -36,7 +36,6 @@ def _begin() -> None:
     shared = Path(tempfile.mkdtemp(prefix="prorl-test-"))
     os.environ |= {
         _SHARED: str(shared),
-        "DJANGO_SETTINGS_MODULE": "prorl_site.settings",
         "PRORL_SECRET_KEY": "tests only",
         "PRORL_VAR_DIR": str(shared / "var"),
         "PRORL_DB_POOL_SIZE": "0",
@@ -52,7 +51,7 @@ def _name_the_database() -> None:
 
     folder = Path(os.environ[_SHARED]) / os.environ.get("PYTEST_XDIST_WORKER", "main")
     _postgres = EmbeddedPostgres(folder / "postgres", durable=False)
-    os.environ["PRORL_DATABASE_URL"] = _postgres.url
+    os.environ |= {"PRORL_DATABASE_URL": _postgres.url, "DJANGO_SETTINGS_MODULE": "prorl_site.settings"}
 
 
 # While this file is imported, since the conftest files of the folders below import models, and those the settings.
@@ -64,8 +63,10 @@ django.setup()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("numprocesses", None):  # else this process only hands out tests
+    if not config.getoption("numprocesses", None):
         _postgres.start()
+    else:  # This process only hands out tests. Those that run them would read the settings before they know their own database.
+        del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
