@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Annotated
+from uuid import UUID
 
 import typer
 
 from prorl_site.embedded.supervisor import SupervisorError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="ProRL Site: rollout-as-a-service.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="ProRL Site: rollout-as-a-service."
+)
 
 
 @app.command()
@@ -45,29 +49,31 @@ def prune(dry_run: bool = typer.Option(False, "--dry-run", help="Only say how mu
 @app.command()
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON object instead of lines for people.")) -> None:
     """Check everything the platform stands on, and say what to do. Exit code 1: something fails."""
-    _manage("doctor", *(["--json"] if as_json else []))
+    _manage("doctor", *(["--json"] if as_json else []), checks=False)  # it reports them itself
 
 
 @app.command()
 def rescore(
-    id: str = typer.Argument(help="Of a run or a rollout."),
+    id: Annotated[UUID, typer.Argument(help="Of a run or a rollout.")],
     environment: str = typer.Option("", help="NAME@VERSION to score with instead of each rollout's own."),
     only_cause: str = typer.Option("", help="Of a run: only rollouts that ended by this cause."),
 ) -> None:
     """Score finished rollouts again; the old rewards are kept."""
-    _manage("rescore", id, "--environment", environment, *(["--only-cause", only_cause] if only_cause else []))
+    _manage("rescore", str(id), "--environment", environment, *(["--only-cause", only_cause] if only_cause else []))
 
 
-def _manage(*arguments: str) -> None:
+def _manage(command: str, *arguments: str, checks: bool = True) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
+    import django
     from django.core.exceptions import ImproperlyConfigured
-    from django.core.management import execute_from_command_line
+    from django.core.management import CommandError, call_command
     from django.db import OperationalError
 
     try:
-        execute_from_command_line(["prorl", *arguments])
-    except (ImproperlyConfigured, OperationalError) as error:
+        django.setup()
+        call_command(command, *arguments, **({"skip_checks": False} if checks else {}))
+    except (CommandError, ImproperlyConfigured, OperationalError) as error:
         typer.echo(f"prorl: {error}", err=True)
         raise typer.Exit(1) from None
 

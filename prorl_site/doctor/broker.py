@@ -14,6 +14,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from prorl_site.celery import app
+from prorl_site.checks import broker as unusable
 from rollouts.lifecycle import Stage
 from rollouts.models import WorkerProcess
 from rollouts.services.dispatch import queue_name
@@ -31,6 +32,8 @@ _TIMEOUT_ADVICE = (
 
 def server() -> Iterator[Finding]:
     """Reachable, and what it is."""
+    if unusable():
+        return  # `machine.settings` has said so
     if not settings.BROKER_URL:
         yield ok("broker", f"files in {settings.BROKER_DIR}, for workers of this machine only")
         return
@@ -48,7 +51,7 @@ def server() -> Iterator[Finding]:
 
 def queues() -> Iterator[Finding]:
     """Those of live workers. Declared as the workers do it, which changes nothing where they exist and are alike."""
-    if not settings.BROKER_URL:
+    if not settings.BROKER_URL or unusable():
         return
     try:
         with _connected() as broker:
@@ -115,7 +118,7 @@ def _management() -> Iterator[Finding]:
         return
     for queue in found:
         policy = queue.get("effective_policy_definition") or {}
-        limits = {name: policy[name] for name in ("consumer-timeout", "message-ttl", "max-length", "expires") if name in policy}
+        limits = {name: policy[name] for name in _LIMITS if name in policy}
         if limits and queue["name"].startswith("rollouts."):
             yield warn(
                 "queues", f"a policy limits {queue['name']}: {limits}", "Hints that it drops are sent again, only later."

@@ -63,7 +63,7 @@ def _folder(name: str, folder: Path) -> Finding:
     except OSError as error:
         return fail("storage", f"{folder} cannot be written: {error.strerror}", f"Free or open it, or point {name} elsewhere.")
     free = shutil.disk_usage(folder).free
-    found = f"{folder} has {free / 1024**3:.1f} GB free"
+    found = f"{name}: {folder} has {free / 1024**3:.1f} GB free"
     if free < _LEAST_FREE_BYTES:
         return warn("storage", found, f"Make room, or point {name} at a larger disk.")
     return ok("storage", found)

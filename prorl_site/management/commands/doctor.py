@@ -32,7 +32,9 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(report, indent=2))
         else:
             warned = sum(finding.status is Status.WARN for finding in findings)
-            self.stdout.write(f"{len(findings) - failed - warned} ok, {warned} warnings, {failed} failures")
+            self.stdout.write(
+                f"{len(findings) - failed - warned} ok, {_number(warned, 'warning')}, {_number(failed, 'failure')}"
+            )
         if failed:
             sys.exit(1)
 
@@ -41,3 +43,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{style(f'{finding.status:4}')}  {finding.check:12}  {finding.found}")
         if finding.remedy:
             self.stdout.write(f"{'':20}-> {finding.remedy}")
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -33,7 +33,9 @@ class Command(BaseCommand):
             if isinstance(row, Run):
                 cause = Cause(only_cause) if only_cause else None
                 asked = rescore_run(project=row.project, run_id=id, environment_id=version, only_cause=cause)
-                self.stdout.write(f"{asked.queued} queued, {asked.going_on} going on already, {asked.left_out} left out")
+                self.stdout.write(
+                    f"{asked.queued} queued, {asked.going_on} going on already, {asked.left_out} cannot be scored again"
+                )
             elif only_cause:
                 raise CommandError("--only-cause is for runs; this is a rollout.")
             else:
