@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from celery.signals import worker_ready, worker_shutting_down
+from kombu.asynchronous import get_event_loop
 
 from prorl_site.celery import app
 from rollouts.lifecycle import Stage
@@ -65,7 +68,8 @@ def _drain_on_usr1(sender: Any, **_: Any) -> None:
         if _worker is None:
             return
         for queue in list(app.amqp.queues.consume_from):
-            sender.call_soon(sender.cancel_task_queue, queue)  # another process of this stage and node may take the hints
+            # Another process of this stage and node may take the hints.
+            _soon(sender.call_soon, sender.cancel_task_queue, queue)
         _worker.drain(done=lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     signal.signal(signal.SIGUSR1, drain)
@@ -73,5 +77,14 @@ def _drain_on_usr1(sender: Any, **_: Any) -> None:
 
 def _stop(**_: Any) -> None:
     """Before Celery waits for its threads: the rollouts go back and the threads come free at once."""
-    if _worker is not None:
-        _worker.stop()
+    try:
+        if _worker is not None:
+            _worker.stop()
+    finally:
+        if hub := get_event_loop():
+            _soon(hub.call_soon, int)
+
+
+def _soon(call: Callable[..., Any], *args: Any) -> None:
+    """Have Celery's loop do something now. From its own thread, where signal handlers run, nothing wakes it from its sleep."""
+    threading.Thread(target=call, args=args).start()
