@@ -1,7 +1,7 @@
 """Answers whose body comes later or bit by bit.
 
-The view has ended by then. No database connection waits with the client, and of threads only the idle one (some 50 KiB) that Django
-keeps for each request.
+The view has ended by then. No database connection waits with the client, and of threads only the idle one (some 50 KiB) that
+Django keeps for each request.
 """
 
 from __future__ import annotations
