@@ -8,7 +8,8 @@ from contextvars import Context
 from typing import Generic, TypeVar
 
 import structlog
-from django.db import InterfaceError, OperationalError
+
+from rollouts.engine.errors import StoreFailed
 
 from .database import Database
 
@@ -56,7 +57,7 @@ class Batch(Generic[Item, Answer]):
         try:
             answers = await self._database.insist(self._service, [item for item, _ in batch])
         except Exception as error:
-            if len(batch) == 1 or isinstance(error, OperationalError | InterfaceError):
+            if len(batch) == 1 or isinstance(error, StoreFailed):
                 for _, waiting in batch:
                     if not waiting.done():
                         waiting.set_exception(error)

@@ -45,7 +45,7 @@ class Database:
         """The same for what must not get lost: outlasts a restart of the database, and a full blob storage for as long.
 
         Only for guarded writes: the first try may have been committed though its answer never came, and then the second one
-        finds its guard false and changes nothing.
+        finds its guard false and changes nothing. Raises `StoreFailed` when its patience is over.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -53,7 +53,7 @@ class Database:
                 return await self.call(service, *args, **kwargs)
             except (OperationalError, InterfaceError, StoreFailed) as error:
                 if time.monotonic() > deadline:
-                    raise
+                    raise StoreFailed(str(error)) from error
                 logger.warning("store does not answer; trying again", service=service.__name__, error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 

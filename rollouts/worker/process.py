@@ -6,6 +6,7 @@ import asyncio
 import enum
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class WorkerProcess:
         self.concurrency = concurrency
         self._id: UUID | None = None
         self._held: dict[tuple[UUID, int], Held] = {}
+        self._takes: set[asyncio.Task[None]] = set()
+        self._claiming: Counter[UUID] = Counter()
         self._forgotten: set[tuple[UUID, int]] = set()
         self._missed: set[tuple[UUID, int]] = set()
         self._draining = False  # takes nothing new: it will end
@@ -110,6 +113,8 @@ class WorkerProcess:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
         self._database.close()
+        if not self._loop.is_running():
+            self._loop.close()
 
     def _submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -156,8 +161,14 @@ class WorkerProcess:
             task.cancel()
         for held in self._held.values():
             held.interrupt(Interruption.DRAINING)
-        if self._held:
-            await asyncio.wait([held.task for held in self._held.values()], timeout=_DRAIN_SECONDS)
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while in_hand := [*self._takes, *(held.task for held in self._held.values())]:
+                    await asyncio.wait(in_hand)
+        except TimeoutError:
+            logger.warning("stopping with rollouts in hand; the rescuer takes them back", held=len(self._held))
+            for take in self._takes:
+                take.cancel()  # or its thread would wait for ever
         if self._id is not None:
             await self._database.call(deregister_worker, worker_id=self._id)
         await self._tools.models.close()
@@ -166,15 +177,21 @@ class WorkerProcess:
 
     async def _take(self, waiting: list[UUID]) -> None:
         """Whoever is not claimed here is not lost: the dispatcher hints again."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        self._takes.add(task)
+        task.add_done_callback(self._takes.discard)
         while waiting and not self._refuses and (slots := await self._free_slots(len(waiting))):
             hinted, waiting = waiting[:slots], waiting[slots:]
             claimed: list[Claim] = []
+            self._claiming.update(hinted)
             try:
                 if (owner := self._id) is not None and not self._refuses:
                     claimed = await self._database.call(
                         claim_rollouts, stage=self.stage, rollout_ids=hinted, owner=owner, node=self.node
                     )
             finally:
+                self._claiming -= Counter(hinted)
                 for _ in range(slots - len(claimed)):
                     self._slots.release()
             for claim in claimed:
@@ -288,9 +305,9 @@ class WorkerProcess:
     async def _give_back_forgotten(self, beat: Heartbeat, known: set[tuple[UUID, int]]) -> None:
         """Rollouts the database says we hold, and we do not: the claim's answer or the final write never came through.
 
-        Seen in two heartbeats in a row, so that a claim on its way is not mistaken for one.
+        Seen in two heartbeats in a row, so that a write that is just being answered is not mistaken for one.
         """
-        missing = set(beat.held) - known - set(self._held)
+        missing = {key for key in beat.held.keys() - known - self._held.keys() if not self._claiming[key[0]]}
         if again := missing & self._forgotten:
             assert self._id is not None  # noqa: S101
             logger.warning("giving back rollouts that this worker lost track of", worker=self._id, number=len(again))

@@ -80,16 +80,18 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
     spec = spec_of(environment, config, task)
     name = sandbox_name(claim.rollout_id, claim.attempt) if spec else ""
     deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
-    handed_over = False
     try:
         if spec:
             await start_sandbox(tools, claim, name, spec, deadline)
         async with open_session(tools, name) as session:
             await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=deadline)
-        handed_over = await tools.writes.initialized(Initialized(claim, name))
-    finally:
-        if name and not handed_over:
+    except BaseException:
+        if name:
             await stop_sandbox(tools, name, "initialisation did not finish")
+        raise
+    # From here on the rollout's row says whether its sandbox is needed, also where the answer to this write is lost or nobody
+    # waits for it any more: then the janitor reads it.
+    await tools.writes.initialized(Initialized(claim, name))
 
 
 async def start_sandbox(tools: Tools, claim: Claim | RescoringClaim, name: str, spec: SandboxSpec, deadline: Deadline) -> None:
@@ -108,7 +110,7 @@ async def start_sandbox(tools: Tools, claim: Claim | RescoringClaim, name: str, 
 async def _run(tools: Tools, claim: Claim) -> None:
     environment, config, task = environment_of(claim)
     assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
-    handed_over = False
+    needed = False
     try:
         async with open_session(tools, claim.sandbox_name) as session:
             conversation = Conversation(
@@ -127,9 +129,10 @@ async def _run(tools: Tools, claim: Claim) -> None:
         if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
             await tools.writes.unscored(Unscored(claim, outcome))
         else:
-            handed_over = await tools.writes.ran(Ran(claim, outcome))
+            needed = environment.evaluates_in_sandbox  # as in INIT, whatever comes of the write
+            await tools.writes.ran(Ran(claim, outcome))
     finally:
-        if claim.sandbox_name and not (handed_over and environment.evaluates_in_sandbox):
+        if claim.sandbox_name and not needed:
             await stop_sandbox(tools, claim.sandbox_name, "RUN ended")
 
 

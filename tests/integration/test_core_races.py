@@ -54,10 +54,11 @@ def until(condition: Callable[[], Any], seconds: float = 20) -> None:
         threading.Event().wait(0.01)
 
 
-def somebody_waits_for_a_lock() -> bool:
+def waiting_for_locks() -> int:
+    """How many statements are held up."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted")
-        return cursor.fetchone() is not None
+        cursor.execute("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+        return int(cursor.fetchone()[0])
 
 
 def lock(rollout: Rollout) -> None:
@@ -109,7 +110,7 @@ class TestClaims:
         with transaction.atomic():
             first = claim(rollouts[0], workers[0])
             second = beside(claim, rollouts[1], workers[1])
-            until(lambda: second.done() or somebody_waits_for_a_lock())
+            until(lambda: second.done() or waiting_for_locks())
         assert first == [rollouts[0].id]
         assert second.result(20) == []
 

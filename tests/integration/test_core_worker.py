@@ -1,0 +1,152 @@
+"""A worker process at its seams: claims and hand-overs on their way when it stops, is slow, or loses the database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from django.conf import settings
+from django.db import OperationalError, connection, transaction
+
+from rollouts.engine.errors import StoreFailed
+from rollouts.environments import registry
+from rollouts.environments.arithmetic import Arithmetic
+from rollouts.environments.base import InitContext
+from rollouts.lifecycle import Stage
+from rollouts.models import Environment, Rollout, WorkerProcess
+from rollouts.worker import process
+from rollouts.worker.database import Database
+from sandboxes.models import Sandbox
+from sandboxes.protocol import SandboxSpec
+from sandboxes.registry import get_backend
+from tests.integration.domain import Domain
+from tests.integration.test_core_races import beside, domain, lock, until, waiting_for_locks
+
+__all__ = ["beside", "domain"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Gated(Arithmetic):
+    """Prepares a sandbox, and is not done before the test says so."""
+
+    begun: ClassVar = threading.Event()
+    gate: ClassVar = threading.Event()
+
+    def sandbox_spec(self, config: Any, task: Any) -> SandboxSpec:
+        return SandboxSpec()
+
+    async def initialize(self, ctx: InitContext) -> None:
+        self.begun.set()
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def gated(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Gated]]:
+    metadata = tmp_path / "gated-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[prorl.environments]\ngated = {__name__}:Gated\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    caches = (registry.get, registry._entry_points)
+    for cache in caches:
+        cache.cache_clear()
+    Environment.objects.update(handler="gated")
+    Gated.begun.clear()
+    Gated.gate.clear()
+    yield Gated
+    Gated.gate.set()
+    for cache in caches:
+        cache.cache_clear()
+    backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
+    for name in Sandbox.objects.values_list("name", flat=True):
+        asyncio.run(backend.stop(name))
+
+
+@pytest.fixture
+def init_worker(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> Iterator[process.WorkerProcess]:
+    monkeypatch.setattr(settings, "HEARTBEAT_SECONDS", 0.05)
+    worker = process.WorkerProcess(stage=Stage.INIT, node="test-node", concurrency=4)
+    worker.start()
+    yield worker
+    if not WorkerProcess.objects.filter(stopped_at__isnull=False).exists():
+        worker.stop()
+
+
+def heartbeats(number: int) -> Callable[[], bool]:
+    """Whether the worker has renewed its lease so often since this was called."""
+    seen: set[Any] = set()
+
+    def enough() -> bool:
+        seen.update(WorkerProcess.objects.values_list("lease_expires_at", flat=True))
+        return len(seen) > number
+
+    return enough
+
+
+class TestStopping:
+    def test_waits_for_a_claim_on_its_way_and_hands_back_what_it_brings(
+        self, domain: Domain, init_worker: process.WorkerProcess, beside
+    ):
+        rollout = domain.submit()[0]
+        domain.hint(rollout)
+        with transaction.atomic():
+            lock(rollout)
+            job = beside(init_worker.take, [rollout.id])
+            until(waiting_for_locks)
+            stopped = beside(init_worker.stop)
+            until(lambda: init_worker._ending)
+        job.result(20)
+        stopped.result(20)
+        rollout.refresh_from_db()
+        assert (rollout.infra_retries, rollout.state in ("queued", "ready"), rollout.lease_owner_id) == (0, True, None)
+
+    def test_keeps_the_sandbox_of_a_rollout_that_is_just_handed_over(
+        self, domain: Domain, gated: type[Gated], init_worker: process.WorkerProcess, beside
+    ):
+        rollout = domain.submit()[0]
+        domain.hint(rollout)
+        init_worker.take([rollout.id])
+        assert gated.begun.wait(20)
+        with transaction.atomic():
+            lock(rollout)
+            gated.gate.set()
+            until(waiting_for_locks)
+            stopped = beside(init_worker.stop)
+            until(lambda: waiting_for_locks() > 1)  # it tries to hand back what it has just handed over
+        stopped.result(20)
+        rollout.refresh_from_db()
+        assert (rollout.state, rollout.infra_retries) == ("ready", 0)
+        assert Sandbox.objects.get(name=rollout.sandbox_name).stopped_at is None
+
+
+def test_a_claim_that_takes_longer_than_some_heartbeats_is_not_given_back(
+    domain: Domain, init_worker: process.WorkerProcess, beside
+):
+    rollout = domain.submit()[0]
+    domain.hint(rollout)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE rollouts_environment")  # what the claim reads once it is made
+        job = beside(init_worker.take, [rollout.id])
+        until(lambda: Rollout.objects.filter(state="initializing").exists())
+        until(heartbeats(5))
+    job.result(20)
+    until(lambda: Rollout.objects.filter(state="ready").exists())
+    rollout.refresh_from_db()
+    assert (rollout.attempt, rollout.infra_retries) == (1, 0)
+
+
+async def test_a_database_that_stays_away_is_a_failure_that_is_repeated():
+    def service() -> None:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    database = Database(patience=0)
+    with pytest.raises(StoreFailed, match="server closed the connection"):
+        await database.insist(service)
+    database.close()
