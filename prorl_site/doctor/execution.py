@@ -14,7 +14,7 @@ from rollouts.lifecycle import Stage
 from rollouts.models import Node, RescuerPass, Rollout, Run, WorkerProcess
 from rollouts.selectors.standstill import obstacles
 
-from .report import Finding, fail, ok, warn
+from .report import Finding, Status, fail, ok, warn
 
 _LONGEST_PASS_SECONDS = 10.0
 _MOST_RUNS = 20
@@ -91,6 +91,7 @@ def standstill() -> Iterator[Finding]:
     for run in runs:
         found = obstacles(run)
         for obstacle in found:
-            yield warn("queue", f"run {run.name} of {run.project.name}: {obstacle.reason}", obstacle.remedy)
+            status = Status.WARN if obstacle.blocks else Status.OK
+            yield Finding("queue", status, f"run {run.name} of {run.project.name}: {obstacle.reason}", obstacle.remedy)
         if not found:
             yield ok("queue", f"run {run.name} of {run.project.name}: rollouts wait, and nothing keeps them from moving")

@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from .views import downloads, home, rollout, rollouts, runs, webhooks
+from .views import downloads, home, nodes, queue, rollout, rollouts, runs, webhooks
 
 urlpatterns = [
     path("", home.overview, name="home"),
@@ -34,6 +34,12 @@ urlpatterns = [
         downloads.tool_output,
         name="rollout-tool-output",
     ),
+    path("queue/", queue.detail, name="queue"),
+    path("queue/live/", queue.live, name="queue-live"),
+    path("nodes/", nodes.listing, name="nodes"),
+    path("nodes/live/", nodes.live, name="nodes-live"),
+    path("nodes/<str:name>/drain/", nodes.drain, name="node-drain"),
+    path("nodes/<str:name>/resume/", nodes.resume, name="node-resume"),
     path("webhooks/", webhooks.listing, name="webhooks"),
     path("webhooks/<uuid:endpoint_id>/", webhooks.detail, name="webhook"),
     path("webhooks/<uuid:endpoint_id>/replay/", webhooks.replay_failed, name="webhook-replay-failed"),
