@@ -47,7 +47,9 @@ def _labels(metric: Metric) -> str:
 
 
 def _counted(metric: Metric, source: str, amount: str = "count(*)", part: str = "") -> str:
-    return f"SELECT '{metric.name}', {_labels(metric)}, '{part}', {amount}::float8 FROM {source} GROUP BY labels"  # noqa: S608
+    groups = ", ".join(metric.labels) or "()"
+    selection = f"SELECT '{metric.name}', {_labels(metric)}, '{part}', {amount}::float8 FROM {source}"  # noqa: S608
+    return f"{selection} GROUP BY {groups} HAVING count(*) > 0"
 
 
 def _observed(metric: Metric, source: str) -> str:
@@ -56,7 +58,8 @@ def _observed(metric: Metric, source: str) -> str:
     negated = ", ".join(str(-bound) for bound in reversed(metric.bounds))
     place = f"{len(metric.bounds)} + 1 - width_bucket(-seconds, ARRAY[{negated}]::float8[])"
     bucket = f"COALESCE((ARRAY[{rising}]::float8[])[{place}]::text, '+Inf') AS bucket"
-    counts = f"SELECT '{metric.name}', {_labels(metric)}, {bucket}, count(*)::float8 FROM {source} GROUP BY labels, bucket"  # noqa: S608
+    groups = ", ".join([*metric.labels, "bucket"])
+    counts = f"SELECT '{metric.name}', {_labels(metric)}, {bucket}, count(*)::float8 FROM {source} GROUP BY {groups}"  # noqa: S608
     return f"{counts} UNION ALL {_counted(metric, source, 'sum(seconds)', MetricSeries.SUM)}"
 
 
