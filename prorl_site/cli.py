@@ -62,6 +62,31 @@ def rescore(
     _manage("rescore", str(id), "--environment", environment, *(["--only-cause", only_cause] if only_cause else []))
 
 
+nodes = typer.Typer(no_args_is_help=True, help="Worker hosts: list them, drain one, let it take part again.")
+app.add_typer(nodes, name="nodes")
+
+
+@nodes.command("list")
+def list_nodes() -> None:
+    """All nodes with their state, and what they hold of what they may hold."""
+    _manage("nodes", "list")
+
+
+@nodes.command("drain")
+def drain_node(
+    name: str,
+    seconds: Annotated[float | None, typer.Option(help="What it holds may finish in this time.")] = None,
+) -> None:
+    """Start nothing on a node any more. What does not finish in time is handed back and runs elsewhere."""
+    _manage("nodes", "drain", name, *(["--seconds", str(seconds)] if seconds is not None else []))
+
+
+@nodes.command("resume")
+def resume_node(name: str) -> None:
+    """Let a draining node take part again."""
+    _manage("nodes", "resume", name)
+
+
 def _manage(command: str, *arguments: str, checks: bool = True) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")

@@ -15,7 +15,7 @@ from rollouts.api.problems import Problem
 from rollouts.models import Project, Scope
 from rollouts.services import keys
 
-_RANK = {Scope.READ: 0, Scope.SUBMIT: 1, Scope.ADMIN: 2}
+_RANK = {scope: rank for rank, scope in enumerate(Scope)}
 
 
 class Access(NamedTuple):
@@ -26,7 +26,7 @@ class Access(NamedTuple):
     key: str = ""  # public id of the API key
 
     def allows(self, scope: Scope) -> bool:
-        """Scopes include the lesser ones: read < submit < admin."""
+        """Scopes include the lesser ones: read < submit < admin < operate."""
         return _RANK[self.scope] >= _RANK[scope]
 
 
@@ -55,14 +55,17 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 
 class ProjectSessionAuthentication(SessionAuthentication):
-    """The dashboard's login. The project is `?project=` (name or id) or the person's only one. Staff get the admin scope."""
+    """The dashboard's login. The project is `?project=` (name or id) or the person's only one.
+
+    Staff get the scope admin, superusers operate.
+    """
 
     def authenticate(self, request: Request) -> tuple[Any, Access] | None:
         authenticated = super().authenticate(request)
         if authenticated is None:
             return None
         user, _ = authenticated
-        scope = Scope.ADMIN if user.is_staff else Scope.SUBMIT
+        scope = Scope.OPERATE if user.is_superuser else Scope.ADMIN if user.is_staff else Scope.SUBMIT
         return user, Access(_project_of(user, request.query_params.get("project", "")), scope)
 
     def enforce_csrf(self, request: Request) -> None:

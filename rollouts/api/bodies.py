@@ -65,6 +65,10 @@ class ServerChange(Body):
     state: Literal["live", "paused"]
 
 
+class Drain(Body):
+    seconds: float | None = Field(None, description="What it holds may finish in this time; null: PRORL_DRAIN_SECONDS.")
+
+
 class NewRun(Body):
     name: str = Field(min_length=1, max_length=120)
     policy: PolicyName

@@ -45,11 +45,12 @@ class Project(Limits):
 
 
 class Scope(models.TextChoices):
-    """What an API key may do. `admin` includes the others."""
+    """What an API key may do. Each includes those before it."""
 
     READ = "read", "read: look at everything of the project"
     SUBMIT = "submit", "submit: create datasets, runs and groups, cancel them"
     ADMIN = "admin", "admin: also environments and LLM servers"
+    OPERATE = "operate", "operate: also drain and resume the nodes, which all projects share"
 
 
 class ApiKey(models.Model):
@@ -60,7 +61,7 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=60, help_text="What the key is for.")
     public_id = models.CharField(max_length=12, unique=True, editable=False)
     secret_sha256 = models.CharField(max_length=64, editable=False)
-    scopes = ArrayField(models.CharField(max_length=10, choices=Scope.choices), help_text="read, submit, admin")
+    scopes = ArrayField(models.CharField(max_length=10, choices=Scope.choices), help_text="read, submit, admin, operate")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, editable=False)

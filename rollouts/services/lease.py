@@ -53,7 +53,7 @@ WITH beat AS (
     UPDATE rollouts_node n SET last_seen_at = now()
     FROM beat WHERE n.name = beat.node AND n.last_seen_at < now() - interval '1 second'
 )
-SELECT n.drain_deadline IS NOT NULL, n.drain_deadline <= now() FROM beat JOIN rollouts_node n ON n.name = beat.node
+SELECT n.drain_deadline IS NOT NULL, n.drain_deadline <= now() FROM beat LEFT JOIN rollouts_node n ON n.name = beat.node
 """
 _HELD = """
 SELECT id, attempt, cancel_requested_at IS NOT NULL, stuck_at IS NOT NULL AND stuck_at > state_changed_at
