@@ -15,7 +15,7 @@ from rollouts.client.types import GroupSpec
 
 ROLLOUTS = 600
 GROUP = 8
-ROUNDS = 3
+ROUNDS = 1
 TARGET = 0.95
 SLOTS = {"init": 12, "run": 24, "eval": 12}
 # Of lognormal times, in seconds: the mean, and how long the tail is (1: one in twenty takes more than three times the mean).
@@ -23,15 +23,20 @@ MEANS = {"init": 0.6, "run": 2.0, "eval": 0.6}
 SIGMA = 1.0
 SKIPPED = 0.15  # of the rollouts at each end, where the pipeline fills and drains
 
-# From the moment one rollout finished to the moment another did, and what those that finished in between had spent in RUN.
+# Between the moments when two shares of the rollouts had finished: how many finished, and the seconds of RUN's real work in it.
+# Of a rollout's time in RUN the part in the window counts, less what of that was not the work itself.
 _WINDOW = """
-WITH ranked AS (
-    SELECT r.*, row_number() OVER (ORDER BY finished_at) AS place, count(*) OVER () AS total FROM rollouts_rollout r
-    WHERE run_id = %s AND state = 'succeeded'
-), inner_ones AS (SELECT * FROM ranked WHERE place > total * %s AND place <= total * %s)
-SELECT count(*) AS n, extract(epoch FROM max(finished_at) - min(finished_at))::float8 AS seconds,
-       sum((payload->>'run')::float8) AS run
-FROM inner_ones JOIN rollouts_task task ON task.id = task_id
+WITH bounds AS (
+    SELECT percentile_disc(ARRAY[%s, %s]) WITHIN GROUP (ORDER BY finished_at) AS b FROM rollouts_rollout WHERE run_id = %s
+), span AS (SELECT b[1] AS first, b[2] AS last FROM bounds)
+SELECT extract(epoch FROM last - first)::float8 AS seconds,
+       count(*) FILTER (WHERE finished_at > first AND finished_at <= last) AS n,
+       sum(greatest(extract(epoch FROM least(ran.at, last) - greatest(began.at, first)), 0)
+           / extract(epoch FROM ran.at - began.at) * (payload->>'run')::float8)::float8 AS run
+FROM span, rollouts_rollout r JOIN rollouts_task task ON task.id = task_id
+JOIN rollouts_rolloutevent began ON began.rollout_id = r.id AND began.to_state = 'running'
+JOIN rollouts_rolloutevent ran ON ran.rollout_id = r.id AND ran.from_state = 'running'
+WHERE run_id = %s GROUP BY first, last
 """
 
 
@@ -87,7 +92,7 @@ def _round(platform: MeasuredPlatform, client: Client, times: list[dict[str, flo
     run = client.create_run("pipeline", policy="fake")["id"]
     client.submit_groups(run, [GroupSpec(n=1, environment="staged", payload=t) for t in times])
     assert sum(1 for _ in client.iter_results(run)) == len(times)
-    [window] = platform.rows(_WINDOW, run, SKIPPED, 1 - SKIPPED)
+    [window] = platform.rows(_WINDOW, SKIPPED, 1 - SKIPPED, run, run)
     share = 1.0 if useful is None else useful / sum(t["run"] for t in times)
     return Round(window["n"] / window["seconds"], share * window["run"] / (SLOTS["run"] * window["seconds"]))
 
