@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 from django.db import connection
 
 from prorl_site.celery import app
+from prorl_site.database import own_connection
 from rollouts.services.dispatch import due_hints, end_waits, unmark
 from rollouts.services.metering import meter
 from rollouts.services.reap import reap
@@ -70,7 +71,7 @@ class Command(BaseCommand):
             signal.signal(number, self._stop)
         while not self.stopping:
             try:
-                with psycopg.connect(**_connection_parameters(), autocommit=True) as lines:
+                with own_connection() as lines:
                     self._wait_for_the_lead(lines)
                     self._lead(lines)
             except psycopg.OperationalError as error:
@@ -145,8 +146,3 @@ def publish_due() -> None:
     finally:
         if sent < len(hints):
             unmark(hints[sent:])
-
-
-def _connection_parameters() -> dict[str, Any]:
-    parameters = connection.get_connection_params()
-    return {name: value for name, value in parameters.items() if name not in ("context", "cursor_factory")}
