@@ -74,13 +74,14 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
     """Queue n rollouts for each group's task, within the limits of the run and its project."""
     errors = _check_sizes(groups)
     total = sum(group.n for group in groups)
+    if not errors:
+        refuse_early(run=run, n=total)
+    # Environments check payloads with code of their own, which takes as long as it takes: no transaction is open meanwhile.
+    tasks = _Tasks(run.project, groups)
+    resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
+    if errors:
+        raise Refused("Some groups cannot be accepted; none was.", errors)
     with transaction.atomic():
-        if not errors:
-            refuse_early(run=run, n=total)
-        tasks = _Tasks(run.project, groups)
-        resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
-        if errors:
-            raise Refused("Some groups cannot be accepted; none was.", errors)
         tasks.store_inline()
         rows = [Group(run=run, task=task, n=group.n) for group, task in zip(groups, resolved, strict=True) if task is not None]
         Group.objects.bulk_create(rows, batch_size=_BATCH)
@@ -120,7 +121,7 @@ class _Tasks:
         }
         self._environments: dict[str, Environment] = {}
         self._inline_datasets: dict[UUID, Dataset] = {}
-        self._inline: list[Task] = []
+        self._inline: list[tuple[Task, Environment]] = []
 
     def resolve(self, place: int, group: GroupRequest, errors: list[FieldError]) -> Task | None:
         pointer = f"/groups/{place}"
@@ -161,9 +162,9 @@ class _Tasks:
         if reason:
             errors.append(FieldError(f"{pointer}/payload", f"The task cannot be scored: {reason}"))
             return None
-        task = Task(dataset=self._inline_dataset(environment), payload=dict(group.payload or {}))
+        task = Task(payload=dict(group.payload or {}))
         task.key = str(task.id)
-        self._inline.append(task)
+        self._inline.append((task, environment))
         return task
 
     def _inline_dataset(self, environment: Environment) -> Dataset:
@@ -176,7 +177,9 @@ class _Tasks:
         return self._inline_datasets[environment.id]
 
     def store_inline(self) -> None:
-        Task.objects.bulk_create(self._inline, batch_size=_BATCH)
+        for task, environment in self._inline:
+            task.dataset = self._inline_dataset(environment)
+        Task.objects.bulk_create([task for task, _ in self._inline], batch_size=_BATCH)
 
 
 def _queue_rollouts(run: Run, groups: Sequence[Group]) -> None:
