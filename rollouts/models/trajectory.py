@@ -83,7 +83,7 @@ class ToolCall(models.Model):
     )
     exit_code = models.IntegerField(null=True)
     timed_out = models.BooleanField(default=False)
-    truncated_bytes = models.PositiveIntegerField(default=0)
+    truncated_bytes = models.PositiveBigIntegerField(default=0)
     error = models.TextField(blank=True)
     started_at = models.DateTimeField()
     duration = models.FloatField(help_text="Seconds.")

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from django.db import connection, transaction
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from rollouts.lifecycle import TERMINAL, WAITING, EventKind
+from rollouts.lifecycle import TERMINAL, WAITING, EventKind, State
 from rollouts.models import Project, Rollout, Run
 
 from .finish import finish_cancelled
 from .transition import Guard
+
+_BATCH = 1000
+_UNFINISHED = [state.value for state in State if state not in TERMINAL]
 
 _ASK = """
 WITH asked AS (
@@ -29,21 +33,38 @@ def cancel_rollouts(
 ) -> int:
     """Cancel one rollout, a group's or a run's. How many were still going; asking again is harmless.
 
-    In one transaction with the rows locked: a rollout is either ended here, or its worker is asked. One that is handed on
-    after that is ended by the rescuer.
+    First the workers are asked that hold any, then all are gone through in short transactions with their rows locked: each is
+    either ended there, or its worker is asked. One that is handed on after that is ended by the rescuer.
     """
-    rollouts = Rollout.objects.filter(project=project).exclude(state__in=[s.value for s in TERMINAL])
+    rollouts = Rollout.objects.filter(project=project, state__in=_UNFINISHED)
     if rollout_id is not None:
         rollouts = rollouts.filter(id=rollout_id)
     if group_id is not None:
         rollouts = rollouts.filter(group_id=group_id)
+    if run_id is not None:
+        rollouts = rollouts.filter(run_id=run_id)
+        Run.objects.filter(id=run_id, project=project, cancelled_at=None).update(cancelled_at=timezone.now())
+    reached = _stop_some(rollouts.filter(lease_owner__isnull=False).order_by("id"))
+    last = UUID(int=0)
+    while ids := _stop_some(rollouts.filter(id__gt=last).order_by("id")[:_BATCH]):
+        reached |= ids
+        last = max(ids)
+    return len(reached)
+
+
+def finish_cancels() -> None:
+    """Go on where the cancelling of a large run was cut short."""
+    for run in Run.objects.filter(cancelled_at__isnull=False, finished_rollouts__lt=F("used_rollouts")).select_related(
+        "project"
+    ):
+        cancel_rollouts(project=run.project, run_id=run.id)
+
+
+def _stop_some(rollouts: QuerySet[Rollout]) -> set[UUID]:
     with transaction.atomic():
-        if run_id is not None:
-            rollouts = rollouts.filter(run_id=run_id)
-            Run.objects.filter(id=run_id, project=project, cancelled_at=None).update(cancelled_at=timezone.now())
-        ids = list(rollouts.select_for_update().order_by("id").values_list("id", flat=True))
+        ids = list(rollouts.select_for_update().values_list("id", flat=True))
         stop(ids)
-    return len(ids)
+    return set(ids)
 
 
 def stop(ids: Sequence[UUID]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import transaction
-from django.utils import timezone
+from django.db import connection, transaction
 
 from rollouts.engine.errors import Failure
 from rollouts.engine.records import RunOutcome
@@ -203,7 +202,15 @@ def give_up_lost(*, rollout: Rollout, stage: Stage, guard: Guard, detail: str) -
 
 def _retry_values(retry: Retry, retries: Counter[Stage]) -> dict[str, Any]:
     pause = timedelta(seconds=retry.after_seconds * random.uniform(0.75, 1.25))  # noqa: S311
-    return {"infra_retries": retries.total() + 1, "not_before": timezone.now() + pause}
+    return {"infra_retries": retries.total() + 1, "not_before": _database_time() + pause}
+
+
+def _database_time() -> datetime:
+    """The clock that ends waits: that of a worker's host may be minutes off."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT now()")
+        now: datetime = cursor.fetchone()[0]
+    return now
 
 
 def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> bool:

@@ -90,7 +90,7 @@ _TOOL = _PLACE | {
         "output_blob_id": "text",
         "exit_code": "int",
     },
-    **{"timed_out": "bool", "truncated_bytes": "int", "error": "text", "started_at": "timestamptz", "duration": "float8"},
+    **{"timed_out": "bool", "truncated_bytes": "bigint", "error": "text", "started_at": "timestamptz", "duration": "float8"},
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.engine.errors import stuck
@@ -19,6 +20,8 @@ from rollouts.run_settings import RunSettings
 from . import metering
 from .finish import finish_cancelled, give_up_attempt, give_up_lost, hand_back
 from .transition import Guard
+
+logger = logging.getLogger(__name__)
 
 
 def reap() -> int:
@@ -71,17 +74,30 @@ def _end_cancelled() -> None:
 def _take_back_from_lost_workers() -> int:
     """Also from workers that stopped with something still in hand."""
     gone = Rollout.objects.filter(lease_owner__isnull=False).exclude(lease_owner__lost_at=None, lease_owner__stopped_at=None)
+    return _count(_take_back_lost, gone.select_related("lease_owner", "run").defer("artefacts"))
+
+
+def _take_back_lost(rollout: Rollout) -> int:
+    owner = rollout.lease_owner
+    assert owner is not None  # noqa: S101 - filtered by the caller
+    stage = Stage(owner.stage)
+    guard = Guard([STAGES[stage].holds_in], rollout.attempt, owner.id)
+    if rollout.cancel_requested_at is not None:
+        return finish_cancelled(ids=[rollout.id], guard=guard, phase=PHASES[stage], stage=stage)
+    detail = f"worker process {owner.pid} on {owner.node} stopped renewing its lease"
+    return give_up_lost(rollout=rollout, stage=stage, guard=guard, detail=detail)
+
+
+def _count(take_back: Callable[[Rollout], int], rollouts: Iterable[Rollout]) -> int:
+    """How many were taken back. One that cannot be must not keep the rescuer from the others."""
     taken = 0
-    for rollout in gone.select_related("lease_owner", "run").defer("artefacts"):
-        owner = rollout.lease_owner
-        assert owner is not None  # noqa: S101 - filtered above
-        stage = Stage(owner.stage)
-        guard = Guard([STAGES[stage].holds_in], rollout.attempt, owner.id)
-        if rollout.cancel_requested_at is not None:
-            taken += finish_cancelled(ids=[rollout.id], guard=guard, phase=PHASES[stage], stage=stage)
-        else:
-            detail = f"worker process {owner.pid} on {owner.node} stopped renewing its lease"
-            taken += give_up_lost(rollout=rollout, stage=stage, guard=guard, detail=detail)
+    for rollout in rollouts:
+        try:
+            taken += take_back(rollout)
+        except (OperationalError, InterfaceError):
+            raise  # it is not this one's
+        except Exception:
+            logger.exception("rollout %s cannot be taken back; trying again", rollout.id)
     return taken
 
 
@@ -101,7 +117,7 @@ def _take_back_from_lost_nodes() -> int:
     """READY rollouts wait for a RUN worker of the node that has their sandbox; without one there they would wait for ever."""
     live = WorkerProcess.objects.filter(node=OuterRef("node"), stage=Stage.RUN.value, lost_at=None, stopped_at=None)
     # A RUN worker that is restarted comes back within a lease; only then is the sandbox given up.
-    patience = timezone.now() - timedelta(seconds=settings.LEASE_SECONDS)
+    patience = Now() - timedelta(seconds=settings.LEASE_SECONDS)
     waiting = Rollout.objects.filter(~Exists(live), state=State.READY.value, state_changed_at__lt=patience)
     return sum(
         _hand_back_ready(rollout, f"node {rollout.node} has no RUN worker any more")
@@ -143,15 +159,16 @@ def _note_stuck() -> None:
 def _take_back_stuck() -> int:
     patience = Now() - timedelta(seconds=settings.LEASE_SECONDS)
     held = Rollout.objects.filter(Q(stuck_at__gt=F("state_changed_at")), lease_owner__isnull=False, stuck_at__lt=patience)
-    taken = 0
-    for rollout in held.select_related("lease_owner", "run").defer("artefacts"):
-        assert rollout.lease_owner is not None  # noqa: S101 - filtered above
-        stage = Stage(rollout.lease_owner.stage)
-        taken += give_up_attempt(
-            rollout_id=rollout.id,
-            guard=Guard([STAGES[stage].holds_in], rollout.attempt, rollout.lease_owner_id),
-            failure=stuck(PHASES[stage]),
-            stage=stage,
-            settings=RunSettings.model_validate(rollout.run.settings),
-        )
-    return taken
+    return _count(_take_back_one_stuck, held.select_related("lease_owner", "run").defer("artefacts"))
+
+
+def _take_back_one_stuck(rollout: Rollout) -> bool:
+    assert rollout.lease_owner is not None  # noqa: S101 - filtered by the caller
+    stage = Stage(rollout.lease_owner.stage)
+    return give_up_attempt(
+        rollout_id=rollout.id,
+        guard=Guard([STAGES[stage].holds_in], rollout.attempt, rollout.lease_owner_id),
+        failure=stuck(PHASES[stage]),
+        stage=stage,
+        settings=RunSettings.model_validate(rollout.run.settings),
+    )

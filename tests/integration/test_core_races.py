@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from rollouts.lifecycle import Stage, State
 from rollouts.models import LLMServer, Rollout, Run, WorkerProcess
+from rollouts.services.cancel import cancel_rollouts, finish_cancels
 from rollouts.services.claim import claim_rollouts
 from rollouts.services.dispatch import due_hints, end_waits
 from tests.integration.domain import Domain
@@ -141,3 +142,24 @@ class TestClaims:
         assert claim_rollouts(stage=Stage.INIT, rollout_ids=[rollout.id], owner=worker.id, node=worker.node) == []
         rollout.refresh_from_db()
         assert (rollout.state, rollout.attempt) == ("queued", 0)
+
+
+class TestCancel:
+    def test_of_a_run_reaches_the_workers_before_anything_else(self, domain: Domain, beside):
+        """Also when there are so many waiting rollouts that it takes long to end them."""
+        queued, held = domain.submit()[0], domain.rollout_in(State.RUNNING)
+        with transaction.atomic():
+            lock(queued)
+            cancelled = beside(cancel_rollouts, project=domain.project, run_id=domain.run.id)
+            until(waiting_for_locks)
+            assert Rollout.objects.get(id=held.id).cancel_requested_at is not None
+        assert cancelled.result(20) == 2
+
+    def test_of_a_run_that_is_cut_short_goes_on(self, domain: Domain):
+        held, queued = domain.rollout_in(State.RUNNING), domain.submit()[0]
+        Run.objects.filter(id=domain.run.id).update(cancelled_at=timezone.now())
+        other = domain.submit(run=domain.new_run())[0]
+        finish_cancels()
+        assert Rollout.objects.get(id=held.id).cancel_requested_at is not None
+        assert Rollout.objects.get(id=queued.id).state == "cancelled"
+        assert Rollout.objects.get(id=other.id).state == "queued"

@@ -16,6 +16,7 @@ from django.db import connection
 
 from prorl_site.celery import app
 from prorl_site.database import own_connection
+from rollouts.services.cancel import finish_cancels
 from rollouts.services.dispatch import due_hints, end_waits, unmark
 from rollouts.services.metering import meter
 from rollouts.services.reap import reap
@@ -51,6 +52,7 @@ def send_traces() -> None:
 STEPS = (
     Step("end waits", end_waits, 0.25),
     Step("rescue", reap, 1.0),
+    Step("finish cancels", finish_cancels, 2.0),
     Step("take back rescorings", take_back_rescorings, 2.0),
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),

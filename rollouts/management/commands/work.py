@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from rollouts.engine.errors import StoreFailed
 from rollouts.lifecycle import Stage
 
 
@@ -24,4 +25,7 @@ class Command(BaseCommand):
             raise CommandError("--concurrency must be at least 1.")
         from rollouts.worker.celery_worker import serve
 
-        sys.exit(serve(stage=Stage(options["stage"]), node=settings.NODE, concurrency=options["concurrency"]))
+        try:
+            sys.exit(serve(stage=Stage(options["stage"]), node=settings.NODE, concurrency=options["concurrency"]))
+        except StoreFailed as error:
+            raise CommandError(f"The database does not answer: {error}") from error
