@@ -16,11 +16,12 @@ _MOST_RUNS = 50
 
 
 class StageRow(NamedTuple):
-    """One stage over all nodes and projects. `slots` is what its workers may hold at once."""
+    """One stage over all nodes and projects. `slots` is what its live worker `processes` may hold at once."""
 
     stage: Stage
     wait: StageWait
     slots: int
+    processes: int
 
 
 class RunRow(NamedTuple):
@@ -62,12 +63,18 @@ def read_queue(projects: Collection[Project]) -> Queue:
         if run_id not in chosen:
             others.add(part)
     rows = [RunRow(run, waits[run.pk], obstacles(run, load, waits[run.pk])) for run in runs[:_MOST_RUNS]]
-    stages = [StageRow(stage, wait, _slots(load, stage)) for stage, wait in total.stages.items()]
-    return Queue(stages, rows, _policies(projects, load), len(runs) - len(rows), others)
+    return Queue(
+        [_stage(load, stage, wait) for stage, wait in total.stages.items()],
+        rows,
+        _policies(projects, load),
+        len(runs) - len(rows),
+        others,
+    )
 
 
-def _slots(load: Load, stage: Stage) -> int:
-    return sum(node.stages[stage].limit for node in load.nodes.values())
+def _stage(load: Load, stage: Stage, wait: StageWait) -> StageRow:
+    on_nodes = [node.stages[stage] for node in load.nodes.values()]
+    return StageRow(stage, wait, sum(one.limit for one in on_nodes), sum(one.processes for one in on_nodes))
 
 
 def _policies(projects: Collection[Project], load: Load) -> list[PolicyRow]:

@@ -38,6 +38,7 @@ def obstacles(run: Run, load: Load | None = None, waits: Waits | None = None) ->
 
 def _missing_workers(load: Load, waits: Waits) -> Iterator[Obstacle]:
     nodes = load.nodes.values()
+    closed = False
     for stage in Stage:
         waiting = waits.stages[stage].waiting
         state = STAGES[stage].waits_in.value
@@ -48,7 +49,8 @@ def _missing_workers(load: Load, waits: Waits) -> Iterator[Obstacle]:
         if not any(node.stages[stage].processes for node in nodes):
             start = f"Start one on a node with “python -m django work {stage.value}”"
             yield Obstacle(f"No {stage.upper()} worker is alive; {what}.", f"{start}, or look at the worker processes.")
-        elif not any(node.stages[stage].limit for node in nodes):
+        elif not closed and not any(node.stages[stage].limit for node in nodes):
+            closed = True
             able = [node for node in nodes if node.stages[stage].processes]
             yield Obstacle(
                 f"Every node with {stage.upper()} workers drains or has max_{stage.value} = 0; {what}.",

@@ -51,10 +51,15 @@ class Waits:
         return sum(stage.delayed for stage in self.stages.values())
 
     @property
+    def queued(self) -> int:
+        """Not started."""
+        init = self.stages[Stage.INIT]
+        return init.waiting + init.delayed
+
+    @property
     def in_flight(self) -> int:
         """Started and not finished."""
-        init, run, evaluation = (self.stages[stage] for stage in Stage)
-        return init.held + sum(stage.waiting + stage.delayed + stage.held for stage in (run, evaluation))
+        return self.unfinished - self.queued
 
     @property
     def since(self) -> dt.datetime | None:

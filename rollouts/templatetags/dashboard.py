@@ -11,7 +11,7 @@ from typing import Any
 from django import template
 from django.utils import timezone
 
-from rollouts.models import ModelCall, Reward, Rollout, RolloutEvent
+from rollouts.models import ModelCall, Reward, Rollout, RolloutEvent, Task
 from rollouts.selectors.dashboard import Tally
 from rollouts.selectors.run_summary import Solved, StageSeconds
 from rollouts.selectors.timeline import Turn
@@ -32,6 +32,12 @@ def words(value: object) -> str:
 def short_id(value: object) -> str:
     """The end of a UUID: version 7 ids of one moment share their beginning."""
     return str(value)[-8:]
+
+
+@register.filter
+def task_name(task: Task) -> str:
+    """Its key. A task that was stored with its submission has only an id."""
+    return f"task {short_id(task.pk)}" if task.key == str(task.pk) else task.key
 
 
 @register.filter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -29,9 +30,15 @@ def unchanged(request: HttpRequest, etag: str) -> HttpResponse | None:
     return None
 
 
-def fragment(request: HttpRequest, template: str, context: dict[str, object], etag: str) -> HttpResponse:
-    """A rendered part with its tag. Browsers must not answer polls from their own cache."""
-    response = render(request, template, {**context, "etag": etag})
-    response.headers["ETag"] = etag
+def part(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    """A rendered part of a page. Browsers must not answer polls from their own cache."""
+    response = render(request, template, context)
     response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def fragment(request: HttpRequest, template: str, context: dict[str, Any], etag: str) -> HttpResponse:
+    """A rendered part with its tag."""
+    response = part(request, template, {**context, "etag": etag})
+    response.headers["ETag"] = etag
     return response

@@ -59,10 +59,9 @@ class TestWhatHoldsARunBack:
         domain.worker(Stage.RUN)
         domain.submit()
         drain_node(node=Node.objects.get())
-        for obstacle in obstacles(domain.run):
-            assert "drains" in obstacle.reason
-            assert "prorl nodes resume test-node" in obstacle.remedy
-            assert obstacle.blocks
+        assert "drains" in reason(domain).reason
+        assert "prorl nodes resume test-node" in reason(domain).remedy
+        assert reason(domain).blocks
 
     def test_no_live_server(self, domain: Domain) -> None:
         domain.worker(Stage.INIT)
@@ -124,7 +123,7 @@ class TestPages:
         assert "2 rollouts wait queued" in page
         assert str(other.run.pk) not in page
         assert "beta" not in page
-        assert "Other projects: 5 waiting, 0 in flight." in page
+        assert "Other projects: 5 queued, 0 in flight." in page
 
     def test_without_rollouts_or_servers_it_says_so(self) -> None:
         project = Project.objects.create(name="new")

@@ -14,6 +14,7 @@ from rollouts.models import Node
 from rollouts.selectors.nodes import node_rows
 from rollouts.services.nodes import drain_node, resume_node
 from rollouts.web.access import visible_projects
+from rollouts.web.conditional import part
 
 POLL_SECONDS = 5
 _may_drain = permission_required("rollouts.change_node", raise_exception=True)
@@ -40,7 +41,7 @@ def listing(request: HttpRequest) -> HttpResponse:
 @login_required
 def live(request: HttpRequest) -> HttpResponse:
     """The part that changes."""
-    return render(request, "web/parts/nodes_live.html", _context(request), headers={"Cache-Control": "no-store"})
+    return part(request, "web/parts/nodes_live.html", _context(request))
 
 
 @require_POST

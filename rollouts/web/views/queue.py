@@ -11,6 +11,7 @@ from django.views.decorators.http import require_safe
 
 from rollouts.selectors.queue import read_queue
 from rollouts.web.access import chosen_projects, visible_projects
+from rollouts.web.conditional import part
 
 POLL_SECONDS = 5
 
@@ -37,4 +38,4 @@ def detail(request: HttpRequest) -> HttpResponse:
 @login_required
 def live(request: HttpRequest) -> HttpResponse:
     """The part that changes."""
-    return render(request, "web/parts/queue_live.html", _context(request), headers={"Cache-Control": "no-store"})
+    return part(request, "web/parts/queue_live.html", _context(request))
