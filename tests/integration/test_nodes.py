@@ -1,4 +1,4 @@
-"""Nodes: registered by their workers, limited in the admin, drained through API, command line and admin. The API of the queue."""
+"""Nodes: registered by their workers, limited in the admin, drained by API, command line and admin. The API of the queue."""
 
 from __future__ import annotations
 
