@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from celery.signals import worker_ready, worker_shutting_down
 from kombu.asynchronous import get_event_loop
 
 from prorl_site.celery import app
+from prorl_site.garbage import collect_rarely
 from rollouts.lifecycle import Stage
 from rollouts.services.dispatch import queue_name
 
@@ -31,7 +31,7 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     _worker = WorkerProcess(stage=stage, node=node, concurrency=concurrency)
     _worker.start()
     worker_shutting_down.connect(_stop)
-    _collect_garbage_rarely()
+    collect_rarely()
     worker_ready.connect(_drain_on_usr1)
     celery_worker = app.Worker(
         hostname=f"{stage.value}@{node}",
@@ -45,13 +45,6 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     )
     celery_worker.start()
     return int(celery_worker.exitcode or 0)
-
-
-def _collect_garbage_rarely() -> None:
-    """Rollouts free what they used by reference counting; looking for cycles among a million lasting objects only costs CPU."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def take(rollout_ids: list[str]) -> None:

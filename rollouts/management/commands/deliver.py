@@ -12,6 +12,7 @@ from uuid import UUID
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from prorl_site.garbage import collect_rarely
 from rollouts.services.delivery import Sending, endpoints_with_work, note_answer, take_due
 from rollouts.services.delivery_events import record_events
 from rollouts.services.delivery_http import Poster
@@ -28,6 +29,7 @@ class Command(BaseCommand):
     help = "Send webhooks. Run one or more; they share the work."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        collect_rarely()
         asyncio.run(Deliverer().run())
 
 

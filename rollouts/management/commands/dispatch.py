@@ -16,6 +16,7 @@ from django.db import connection
 
 from prorl_site.celery import app
 from prorl_site.database import own_connection
+from prorl_site.garbage import collect_rarely
 from rollouts.services.cancel import finish_cancels
 from rollouts.services.dispatch import due_hints, end_waits, unmark
 from rollouts.services.metering import meter
@@ -71,6 +72,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        collect_rarely()
         while not self.stopping:
             try:
                 with own_connection() as lines:
