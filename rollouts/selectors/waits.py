@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from django.db import connection
@@ -91,7 +92,7 @@ _STAGE_OF = {rule.holds_in.value: stage for stage, rule in STAGES.items()} | {
 def waits_by_run(runs: list[UUID] | None = None) -> dict[UUID, Waits]:
     """Of every run that has unfinished rollouts, or only of these."""
     found: defaultdict[UUID, Waits] = defaultdict(Waits)
-    parameters = {"all": runs is None, "runs": runs or [], "others": [State.QUEUED.value, *sorted(TERMINAL)]}
+    parameters: dict[str, Any] = {"all": runs is None, "runs": runs or [], "others": [State.QUEUED.value, *sorted(TERMINAL)]}
     with connection.cursor() as cursor:
         cursor.execute(_WAITS, parameters)
         for run_id, state, held, n, delayed, hinted, since, delayed_from, delayed_until in cursor.fetchall():
