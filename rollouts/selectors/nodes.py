@@ -36,10 +36,11 @@ class NodeRow(NamedTuple):
 
     @property
     def state(self) -> str:
-        """In one word: absent, drained, draining or working."""
+        """In one word: absent, drained, draining or working. Workers may also drain by themselves, before they end."""
         if not self.processes:
             return "absent"
-        if self.node.draining(timezone.now()) is Draining.NO:
+        ending = all(process.draining_since for process in self.processes)
+        if self.node.draining(timezone.now()) is Draining.NO and not ending:
             return "working"
         return "draining" if self.held else "drained"
 
