@@ -231,15 +231,6 @@ class Life(RuleBasedStateMachine):
             ends = RolloutEvent.objects.filter(rollout=id_, to_state__in=[state.value for state in TERMINAL])
             assert ends.count() == 1, "it ends once"
         self.rules_are_kept()
-        import collections
-        import os
-
-        if os.environ.get("RV"):
-            c = collections.Counter(
-                f"{a}>{b}"
-                for a, b in RolloutEvent.objects.filter(rollout__in=self.rollouts).values_list("from_state", "to_state")
-            )
-            print(dict(c), flush=True)
 
     @staticmethod
     def taken() -> list[Claim]:
