@@ -101,7 +101,8 @@ class WorkerProcess:
 
     def take(self, rollout_ids: Sequence[UUID]) -> None:
         """Claim rollouts and carry them through this stage; returns when all have a slot here, or it is not worth waiting."""
-        self._submit(self._take(list(rollout_ids))).result()
+        if not self._ending:  # else the loop may be gone; the dispatcher hints again
+            self._submit(self._take(list(rollout_ids))).result()
 
     def drain(self, done: Callable[[], None]) -> None:
         """Take nothing new, let what is held finish within `DRAIN_SECONDS`, then call `done` on the loop's thread."""
