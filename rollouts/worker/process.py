@@ -15,6 +15,7 @@ from uuid import UUID
 
 import structlog
 from django.conf import settings
+from django.db import OperationalError
 
 from prorl_site import logs
 from rollouts.engine.errors import classify, stuck
@@ -264,6 +265,8 @@ class WorkerProcess:
             await asyncio.sleep(settings.HEARTBEAT_SECONDS)
             try:
                 await self._renew_once()
+            except OperationalError as error:
+                logger.warning("lease not renewed; trying again", worker=self._id, error=str(error))
             except Exception:
                 logger.exception("lease not renewed; trying again", worker=self._id, seconds=settings.HEARTBEAT_SECONDS)
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.core.management.base import BaseCommand
+from django.db import OperationalError
 
 from prorl_site.garbage import collect_rarely
 from rollouts.services.delivery import Sending, endpoints_with_work, note_answer, take_due
@@ -53,6 +54,8 @@ class Deliverer:
                 try:
                     await self._record()
                     await self._send_due()
+                except OperationalError as error:
+                    logger.warning("a round failed; the next one tries again: %s", error)
                 except Exception:
                     logger.exception("a round failed; the next one tries again")
                 await self._pause()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 from django.conf import settings
 from django.core.management.base import BaseCommand
-from django.db import connection
+from django.db import OperationalError, connection
 
 from prorl_site.celery import app
 from prorl_site.database import own_connection
@@ -117,6 +117,8 @@ def _guarded(name: str, function: Callable[[], Any]) -> None:
     """One failure must not end the others, nor this one's next try."""
     try:
         function()
+    except OperationalError as error:
+        logger.warning("%s failed; trying again: %s", name, error)
     except Exception:
         logger.exception("%s failed; trying again", name)
     finally:
