@@ -79,7 +79,10 @@ if _database["ENGINE"] != "django.db.backends.postgresql":
 # None (no prepared statements) is for connection poolers that cannot keep them; see rollouts/prepared.py.
 _database.setdefault("OPTIONS", {})["prepare_threshold"] = 5 if env.boolean("PRORL_DB_PREPARE", True) else None
 if DB_POOL_SIZE:
-    _database.setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": DB_POOL_SIZE, "timeout": 30}
+    # The pool doubles its pauses between attempts to reconnect until it gives up and the next caller begins anew: bounded to a
+    # few seconds, since by default a database that was away for a minute is missed for another one, longer than any lease.
+    _pool = {"min_size": 1, "max_size": DB_POOL_SIZE, "timeout": 10, "reconnect_timeout": 4}
+    _database.setdefault("OPTIONS", {})["pool"] = _pool
 DATABASES = {"default": _database}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
