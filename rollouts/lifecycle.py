@@ -35,6 +35,7 @@ class State(enum.StrEnum):
 
 
 TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.CANCELLED, State.DISCARDED})
+UNFINISHED = frozenset(State) - TERMINAL
 ACTIVE = frozenset({State.INITIALIZING, State.READY, State.RUNNING, State.EVALUATING})
 
 # States in which a worker process must hold the lease. READY never has a holder; EVALUATING has one once claimed.

@@ -54,7 +54,10 @@ class Rollout(models.Model):
 
     node = models.CharField(max_length=100, blank=True, help_text="The node that holds its sandbox, or is asked to make it.")
     sandbox_name = models.CharField(max_length=100, blank=True)
-    llm_server = models.ForeignKey(LLMServer, models.SET_NULL, null=True, related_name="rollouts", db_index=False)
+    # A server is removed without touching the many rollouts that it once served.
+    llm_server = models.ForeignKey(
+        LLMServer, models.DO_NOTHING, null=True, related_name="rollouts", db_index=False, db_constraint=False
+    )
     policy_version = models.PositiveIntegerField(null=True, help_text="Of the last model call.")
 
     created_at = models.DateTimeField(default=timezone.now, editable=False)

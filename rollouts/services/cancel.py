@@ -9,14 +9,13 @@ from django.db import connection, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from rollouts.lifecycle import TERMINAL, WAITING, EventKind, State
+from rollouts.lifecycle import UNFINISHED, WAITING, EventKind
 from rollouts.models import Project, Rollout, Run
 
 from .finish import finish_cancelled
 from .transition import Guard
 
 _BATCH = 1000
-_UNFINISHED = [state.value for state in State if state not in TERMINAL]
 
 _ASK = """
 WITH asked AS (
@@ -36,7 +35,7 @@ def cancel_rollouts(
     First the workers are asked that hold any, then all are gone through in short transactions with their rows locked: each is
     either ended there, or its worker is asked. One that is handed on after that is ended by the rescuer.
     """
-    rollouts = Rollout.objects.filter(project=project, state__in=_UNFINISHED)
+    rollouts = Rollout.objects.filter(project=project, state__in=[state.value for state in UNFINISHED])
     if rollout_id is not None:
         rollouts = rollouts.filter(id=rollout_id)
     if group_id is not None:

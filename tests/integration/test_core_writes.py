@@ -6,15 +6,19 @@ import time
 from datetime import datetime, timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from rollouts.engine.errors import Failure
 from rollouts.engine.records import ToolCallRecord, TurnRecord
 from rollouts.lifecycle import Cause, Phase, Stage, State, Termination
 from rollouts.models import Rollout, Run, ToolCall
+from rollouts.services.delivery_events import _runs_finished
 from rollouts.services.finish import fail
 from rollouts.services.progress import TurnWrite, record_turns
 from rollouts.services.reap import reap
+from rollouts.services.servers import remove_server
 from tests.integration.domain import Domain
 
 
@@ -56,3 +60,26 @@ def test_what_cannot_be_judged_keeps_the_rescuer_from_no_other(domain: Domain):
         owner.save()
     reap()
     assert Rollout.objects.get(id=lost.id).state == "queued"
+
+
+def test_removing_a_server_does_not_touch_the_rollouts_it_has_served(domain: Domain):
+    rollout = domain.rollout_in(State.SUCCEEDED)
+    assert rollout.llm_server_id == domain.server.id
+    with CaptureQueriesContext(connection) as queries:
+        remove_server(server=domain.server)
+    assert not [query for query in queries if "rollouts_rollout" in query["sql"]]
+    assert Rollout.objects.select_related("llm_server").get().llm_server is None
+
+
+def test_whether_a_run_has_ended_is_answered_by_an_index(domain: Domain):
+    """However many of its rollouts have finished."""
+    domain.submit()
+    with CaptureQueriesContext(connection) as queries:
+        _runs_finished({domain.run.id})
+    [asked] = [query["sql"] for query in queries if "rollouts_rollout" in query["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {asked}")
+        plan = " ".join(row[0] for row in cursor.fetchall())
+    assert "rollout_run_by_state" in plan
+    assert "Filter" not in plan
