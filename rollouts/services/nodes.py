@@ -23,7 +23,8 @@ LONGEST_DRAIN_SECONDS = 7 * 86_400
 
 def register_node(name: str) -> None:
     """Called on the node itself. A node that drains goes on draining when its workers are restarted."""
-    Node.objects.update_or_create(name=name, defaults={**_host(), "last_seen_at": Now()})
+    host = {**_host(), "last_seen_at": Now()}  # in one statement: its workers start at the same moment
+    Node.objects.bulk_create([Node(name=name, **host)], update_conflicts=True, unique_fields=["name"], update_fields=list(host))
 
 
 @cache

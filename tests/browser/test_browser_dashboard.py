@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from pytest_django.live_server_helper import LiveServer
 
-from rollouts.lifecycle import State
+from rollouts.lifecycle import Stage, State
+from rollouts.models import Node, WorkerProcess
+from rollouts.services.lease import register_worker
+from rollouts.services.nodes import drain_node
+from rollouts.services.webhooks import create_endpoint
 from tests.integration.web_case import NODE_LOST, SOLVED, UNSOLVED, WebWorld
 from tests.integration.web_texts import ToolText, TurnText
 
@@ -157,3 +164,34 @@ def test_the_admin_keeps_to_the_policy_too(world: WebWorld, page: Page) -> None:
         response = page.goto(f"/admin/{path}")
         assert response is not None
         assert response.status == 200, path
+
+
+def test_the_queue_and_the_nodes_follow_what_happens(world: WebWorld, page: Page) -> None:
+    run = world.new_run("grpo")
+    world.group(run, world.task(world.swe, "sklearn-1"), [State.QUEUED])
+    page.goto("/queue/")
+    row = page.locator(f"#run-{run.pk}")
+    expect(row).to_contain_text("No INIT worker is alive; 1 rollout waits queued.")
+    page.keyboard.press("j")
+    for stage in (Stage.INIT, Stage.RUN):
+        register_worker(node="gpu-03", stage=stage, pid=1, concurrency=2)
+    WorkerProcess.objects.update(lease_expires_at=timezone.now() + dt.timedelta(hours=1))
+    expect(row).not_to_contain_text("worker is alive", timeout=15_000)
+    expect(row).to_have_class("selected")
+    page.get_by_role("link", name="Nodes", exact=True).click()
+    expect(page.locator("#node-gpu-03")).to_contain_text("takes work")
+    drain_node(node=Node.objects.get())
+    expect(page.locator("#node-gpu-03")).to_contain_text("drained", timeout=15_000)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/rollouts/?node=gpu-03")
+
+
+@pytest.mark.parametrize("path", ["/queue/", "/nodes/", "/webhooks/"])
+def test_tables_scroll_inside_a_narrow_page(world: WebWorld, page: Page, path: str) -> None:
+    world.group(world.new_run("grpo"), world.task(world.swe, "sklearn-1"), [State.QUEUED, State.RUNNING])
+    register_worker(node="gpu-03", stage=Stage.RUN, pid=2, concurrency=2)
+    create_endpoint(project=world.project, url="http://trainer:9000/hook", event_types=["rollout.finished"])
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(path)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
