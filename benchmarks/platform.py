@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -106,6 +107,7 @@ def measured_platform(*, rabbitmq: bool = True, **settings: object) -> Iterator[
 
     With `rabbitmq`, and where it is installed, hints go through RabbitMQ, else through files.
     """
+    signal.signal(signal.SIGTERM, _leave)
     with scratch_folder() as folder, contextlib.ExitStack() as stack:
         postgres = EmbeddedPostgres(folder / "postgres")
         os.environ["PRORL_DATABASE_URL"] = stack.enter_context(postgres) and postgres.url
@@ -120,6 +122,11 @@ def measured_platform(*, rabbitmq: bool = True, **settings: object) -> Iterator[
         platform = MeasuredPlatform(folder / "var", postgres, broker, **settings)
         stack.callback(platform.close)
         yield platform
+
+
+def _leave(*_: object) -> None:
+    """Processes of the platform are in sessions of their own: they end when we do so in order."""
+    raise SystemExit("stopped")
 
 
 @contextlib.contextmanager
