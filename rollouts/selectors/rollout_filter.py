@@ -100,7 +100,7 @@ class RolloutFilter:
         return list(named.only("id", "project_id"))
 
     def _matching_tasks(self, projects: Sequence[Project]) -> Any:
-        return Task.objects.filter(dataset__project__in=projects, key__icontains=self.task).values_list("id", flat=True)
+        return Task.objects.filter(dataset__project__in=projects, key__icontains=self.task or "").values_list("id", flat=True)
 
     def _tasks(self, projects: Sequence[Project]) -> list[UUID] | None:
         """The ids of at most `MOST_TASKS` + 1 tasks."""

@@ -60,7 +60,7 @@ def _count(finished: list[UUID]) -> None:
 def _advance(run_id: UUID) -> None:
     """Add what lies between the tally's place and the last rollout that nothing can come before any more (ADR 7)."""
     tally = RunTally.objects.select_for_update().get(run_id=run_id)
-    begins = [tally.xid, tally.rollout_id]
+    begins: list[Any] = [tally.xid, tally.rollout_id]
     with connection.cursor() as cursor:
         cursor.execute(_LAST, [run_id, *begins])
         last = cursor.fetchone()

@@ -56,7 +56,8 @@ class RolloutFilters(forms.Form):
 
     def wanted(self) -> RolloutFilter:
         """What the list shows."""
-        return RolloutFilter(**{name: _ENUMS[name](value) if name in _ENUMS else value for name, value in self.active.items()})
+        values: dict[str, Any] = {name: _ENUMS[name](value) if name in _ENUMS else value for name, value in self.active.items()}
+        return RolloutFilter(**values)
 
     @property
     def chips(self) -> list[Chip]:
