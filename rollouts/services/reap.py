@@ -133,15 +133,18 @@ def _hand_back_ready(rollout: Rollout, reason: str) -> bool:
 # --- Stuck ------------------------------------------------------------------------------------------------------------------
 
 # The worker's own deadline comes first. One lease later its rollout is called stuck and the worker asked, with its next
-# heartbeat, to give it up; another lease later it is taken away.
+# heartbeat, to give it up; another lease later it is taken away. EVAL may have to initialise a sandbox again
+# before its own time begins.
 _NOTE_STUCK = """
 WITH stuck AS (
     UPDATE rollouts_rollout r SET stuck_at = now() FROM rollouts_run run
     WHERE run.id = r.run_id AND r.lease_owner_id IS NOT NULL AND r.cancel_requested_at IS NULL
       AND (r.stuck_at IS NULL OR r.stuck_at < r.state_changed_at)
       AND r.state_changed_at < now() - make_interval(secs => %(margin)s)
-      AND r.state_changed_at < now() - make_interval(secs => %(margin)s + (run.settings -> 'timeouts' ->>
-          CASE r.state WHEN 'initializing' THEN 'init' WHEN 'running' THEN 'agent' ELSE 'eval' END)::float)
+      AND r.state_changed_at < now() - make_interval(secs => %(margin)s
+          + (run.settings -> 'timeouts' ->>
+             CASE r.state WHEN 'initializing' THEN 'init' WHEN 'running' THEN 'agent' ELSE 'eval' END)::float
+          + CASE r.state WHEN 'evaluating' THEN (run.settings -> 'timeouts' ->> 'init')::float ELSE 0 END)
     RETURNING r.id, r.attempt, r.state, r.lease_owner_id, EXTRACT(EPOCH FROM now() - r.state_changed_at) AS seconds
 )
 INSERT INTO rollouts_rolloutevent (rollout_id, attempt, at, kind, from_state, to_state, data)

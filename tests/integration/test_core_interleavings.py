@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +34,7 @@ from rollouts.lifecycle import (
     State,
     Termination,
 )
-from rollouts.models import Attempt, Node, RescuerPass, Reward, Rollout, RolloutEvent, WorkerProcess
+from rollouts.models import Attempt, Message, Node, RescuerPass, Reward, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.cancel import cancel_rollouts
 from rollouts.services.claim import Claim, claim_rollouts
 from rollouts.services.dispatch import Hint, due_hints, end_waits, unmark
@@ -81,7 +83,7 @@ class Life(RuleBasedStateMachine):
     @initialize(n=st.integers(1, 3), on_timeout=st.sampled_from(OnAgentTimeout), retries=st.integers(0, 3))
     def begin(self, n: int, on_timeout: OnAgentTimeout, retries: int) -> None:
         run = self.domain.new_run(on_agent_timeout=on_timeout, max_infra_retries=retries)
-        self.rollouts = [rollout.id for rollout in self.domain.submit(n, run=run)]
+        self.rollouts = sorted(rollout.id for rollout in self.domain.submit(n, run=run))
         self.start_workers()
 
     @rule(target=claims, done=st.booleans(), cause=st.sampled_from(CAUSES))
@@ -109,6 +111,10 @@ class Life(RuleBasedStateMachine):
     @rule(claim=claims, act=st.sampled_from(Act), cause=st.sampled_from(CAUSES), turn=st.integers(0, 2))
     def act(self, claim: Claim, act: Act, cause: Cause, turn: int) -> None:
         """What a worker does with a claim, current or not."""
+        with self.nothing_changes_unless_current(claim):
+            self.carry_out_act(claim, act, cause, turn)
+
+    def carry_out_act(self, claim: Claim, act: Act, cause: Cause, turn: int) -> None:
         match act:
             case Act.TURN:
                 record_turns([TurnWrite(claim, TurnRecord(turn, [MessageRecord(turn, turn, "assistant", "hm")]))])
@@ -132,7 +138,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(claim=claims, cause=st.sampled_from(FAILURES), retryable=st.booleans())
     def fail(self, claim: Claim, cause: Cause, retryable: bool) -> None:
-        fail(claim=claim, failure=Failure(Termination(PHASES[claim.stage], cause, "broken"), retryable, "Traceback"))
+        with self.nothing_changes_unless_current(claim):
+            fail(claim=claim, failure=Failure(Termination(PHASES[claim.stage], cause, "broken"), retryable, "Traceback"))
 
     @rule(columns=st.sets(st.sampled_from(CLOCKS)), rescued=st.booleans())
     def time_passes(self, columns: set[str], rescued: bool) -> None:
@@ -155,6 +162,17 @@ class Life(RuleBasedStateMachine):
                 self.start_workers()
             case Outside.REFUSE:  # the broker took nothing
                 unmark(due_hints())
+
+    @contextmanager
+    def nothing_changes_unless_current(self, claim: Claim) -> Iterator[None]:
+        """A claim that was lost, or whose stage has ended, has no effect, whoever has the rollout now."""
+        row = Rollout.objects.filter(id=claim.rollout_id).values()
+        before, messages = row.get(), Message.objects.count()
+        yield
+        held_by_it = (before["state"], before["attempt"], before["lease_owner_id"])
+        if held_by_it != (STAGES[claim.stage].holds_in, claim.attempt, claim.owner):
+            assert row.get() == before
+            assert Message.objects.count() == messages
 
     def start_workers(self) -> None:
         for node in NODES:

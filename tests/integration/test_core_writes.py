@@ -83,3 +83,14 @@ def test_whether_a_run_has_ended_is_answered_by_an_index(domain: Domain):
         plan = " ".join(row[0] for row in cursor.fetchall())
     assert "rollout_run_by_state" in plan
     assert "Filter" not in plan
+
+
+def test_an_evaluation_that_rebuilds_its_sandbox_is_not_called_stuck(domain: Domain):
+    """INIT's 120 s may pass before EVAL's 120 s begin."""
+    rollout = domain.rollout_in(State.EVALUATING)
+    Rollout.objects.update(state_changed_at=timezone.now() - timedelta(seconds=230))
+    reap()
+    assert not rollout.events.filter(kind="stuck").exists()
+    Rollout.objects.update(state_changed_at=timezone.now() - timedelta(seconds=280))
+    reap()
+    assert rollout.events.filter(kind="stuck").exists()
