@@ -219,32 +219,34 @@ class WorkerProcess:
             held.interrupt(Interruption.DRAINING)
 
     async def _hold(self, claimed: Claim) -> None:
+        key = claimed.rollout_id, claimed.attempt
+        held = self._held[key]
         ids = {"rollout": claimed.rollout_id, "attempt": claimed.attempt, "run": claimed.run_id, "project": claimed.project_id}
         with logs.bound(**ids, node=self.node, stage=self.stage.value, worker=self._id):
             try:
-                await self._carry_through(claimed)
+                await self._carry_through(claimed, held)
             except Exception:
                 logger.exception("could not store how the stage ended")
             finally:
-                self._held.pop((claimed.rollout_id, claimed.attempt), None)
+                if self._held.get(key) is held:  # EVAL may have been taken away and given back to us meanwhile
+                    del self._held[key]
                 self._slots.release()
 
-    async def _carry_through(self, claimed: Claim) -> None:
+    async def _carry_through(self, claimed: Claim, held: Held) -> None:
         """Everything that can go wrong in a stage ends here, once, as data."""
         begun = self._loop.time()
         try:
             await CARRY_OUT[self.stage](self._tools, claimed)
             logger.info("stage ended", seconds=round(self._loop.time() - begun, 3))
         except asyncio.CancelledError:
-            await self._after_interruption(claimed)
+            await self._after_interruption(claimed, held.interruption)
         except Exception as error:
             failure = classify(error, PHASES[self.stage])
             why = failure.termination
             logger.warning("stage failed", cause=why.cause.value, detail=why.detail, retryable=failure.retryable)
             await self._database.insist(fail, claim=claimed, failure=failure)
 
-    async def _after_interruption(self, claimed: Claim) -> None:
-        why = self._held[claimed.rollout_id, claimed.attempt].interruption
+    async def _after_interruption(self, claimed: Claim, why: Interruption | None) -> None:
         if why is Interruption.CANCELLED:
             await self._database.insist(
                 finish_cancelled, ids=[claimed.rollout_id], guard=claimed.guard, phase=PHASES[self.stage], stage=self.stage

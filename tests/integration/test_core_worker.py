@@ -15,9 +15,10 @@ from django.db import OperationalError, connection, transaction
 from rollouts.engine.errors import StoreFailed
 from rollouts.environments import registry
 from rollouts.environments.arithmetic import Arithmetic
-from rollouts.environments.base import InitContext
-from rollouts.lifecycle import Stage
+from rollouts.environments.base import EvalContext, InitContext, Score
+from rollouts.lifecycle import EventKind, Stage, State
 from rollouts.models import Environment, Rollout, WorkerProcess
+from rollouts.services.transition import Guard, move
 from rollouts.worker import process
 from rollouts.worker.database import Database
 from sandboxes.models import Sandbox
@@ -46,12 +47,31 @@ class Gated(Arithmetic):
             await asyncio.sleep(0.01)
 
 
+class CleansUpSlowly(Arithmetic):
+    """Evaluates for ever, and when it is cancelled takes its time to clean up."""
+
+    begun: ClassVar = 0
+    ended: ClassVar = 0
+    clean: ClassVar = threading.Event()
+
+    async def evaluate(self, ctx: EvalContext) -> Score:
+        type(self).begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            while not self.clean.is_set():
+                await asyncio.sleep(0.01)
+            type(self).ended += 1
+        raise AssertionError("only a cancellation ends it")
+
+
 @pytest.fixture
 def gated(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Gated]]:
     metadata = tmp_path / "gated-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(f"[prorl.environments]\ngated = {__name__}:Gated\n")
+    entries = f"gated = {__name__}:Gated\nslow = {__name__}:CleansUpSlowly\n"
+    (metadata / "entry_points.txt").write_text(f"[prorl.environments]\n{entries}")
     monkeypatch.syspath_prepend(str(tmp_path))
     caches = (registry.get, registry._entry_points)
     for cache in caches:
@@ -70,20 +90,29 @@ def gated(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
 
 @pytest.fixture
 def init_worker(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> Iterator[process.WorkerProcess]:
+    yield from started(Stage.INIT, monkeypatch)
+
+
+@pytest.fixture
+def eval_worker(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> Iterator[process.WorkerProcess]:
+    yield from started(Stage.EVAL, monkeypatch)
+
+
+def started(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[process.WorkerProcess]:
     monkeypatch.setattr(settings, "HEARTBEAT_SECONDS", 0.05)
-    worker = process.WorkerProcess(stage=Stage.INIT, node="test-node", concurrency=4)
+    worker = process.WorkerProcess(stage=stage, node="test-node", concurrency=4)
     worker.start()
     yield worker
-    if not WorkerProcess.objects.filter(stopped_at__isnull=False).exists():
+    if not worker._ending:
         worker.stop()
 
 
-def heartbeats(number: int) -> Callable[[], bool]:
-    """Whether the worker has renewed its lease so often since this was called."""
+def heartbeats(number: int, worker: process.WorkerProcess) -> Callable[[], bool]:
+    """Whether it has renewed its lease so often since this was called."""
     seen: set[Any] = set()
 
     def enough() -> bool:
-        seen.update(WorkerProcess.objects.values_list("lease_expires_at", flat=True))
+        seen.update(WorkerProcess.objects.filter(id=worker._id).values_list("lease_expires_at", flat=True))
         return len(seen) > number
 
     return enough
@@ -135,11 +164,30 @@ def test_a_claim_that_takes_longer_than_some_heartbeats_is_not_given_back(
             cursor.execute("LOCK TABLE rollouts_environment")  # what the claim reads once it is made
         job = beside(init_worker.take, [rollout.id])
         until(lambda: Rollout.objects.filter(state="initializing").exists())
-        until(heartbeats(5))
+        until(heartbeats(5, init_worker))
     job.result(20)
     until(lambda: Rollout.objects.filter(state="ready").exists())
     rollout.refresh_from_db()
     assert (rollout.attempt, rollout.infra_retries) == (1, 0)
+
+
+@pytest.mark.usefixtures("gated")
+def test_a_claim_outlives_the_slow_end_of_an_earlier_one(domain: Domain, eval_worker: process.WorkerProcess):
+    """Of the same rollout in the same attempt, in the same process: EVAL was taken away from it, and given to it again."""
+    Environment.objects.update(handler="slow")
+    rollout = domain.rollout_in(State.EVALUATING)
+    worker = WorkerProcess.objects.get(id=eval_worker._id)
+    for claims in (1, 2):
+        move([rollout.id], to=State.EVALUATING, guard=Guard([State.EVALUATING]), kind=EventKind.RELEASED)
+        until(lambda: not any(held.interruption is None for held in eval_worker._held.values()))
+        domain.hint(rollout)
+        eval_worker.take([rollout.id])
+        until(lambda claims=claims: CleansUpSlowly.begun == claims)
+    CleansUpSlowly.clean.set()
+    until(lambda: CleansUpSlowly.ended == 1)
+    until(heartbeats(5, eval_worker))
+    rollout.refresh_from_db()
+    assert (rollout.lease_owner_id, rollout.infra_retries) == (worker.id, 0)
 
 
 async def test_a_database_that_stays_away_is_a_failure_that_is_repeated():
