@@ -84,17 +84,24 @@ class Platform:
         return process
 
     def start_worker(self, stage: str, concurrency: int = 8) -> subprocess.Popen[bytes]:
-        process = self.spawn(stage, "django", "work", stage, "--concurrency", str(concurrency))
-        registered = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND stopped_at IS NULL AND lost_at IS NULL"
-        self.wait_for(lambda: process.poll() is not None or self.value(registered, process.pid) == 1, f"the {stage} worker")
-        assert process.poll() is None, f"the {stage} worker ended\n{self.tails()}"
+        process = self._spawn_worker(stage, concurrency)
+        self._wait_for_worker(stage, process)
         return process
 
     def start_execution(self, concurrency: int = 8) -> None:
         """Dispatcher and the three workers."""
         self.start_dispatcher()
-        for stage in ("init", "run", "eval"):
-            self.start_worker(stage, concurrency)
+        workers = {stage: self._spawn_worker(stage, concurrency) for stage in ("init", "run", "eval")}
+        for stage, process in workers.items():
+            self._wait_for_worker(stage, process)
+
+    def _spawn_worker(self, stage: str, concurrency: int) -> subprocess.Popen[bytes]:
+        return self.spawn(stage, "django", "work", stage, "--concurrency", str(concurrency))
+
+    def _wait_for_worker(self, stage: str, process: subprocess.Popen[bytes]) -> None:
+        registered = "SELECT count(*) FROM rollouts_workerprocess WHERE pid = %s AND stopped_at IS NULL AND lost_at IS NULL"
+        self.wait_for(lambda: process.poll() is not None or self.value(registered, process.pid) == 1, f"the {stage} worker")
+        assert process.poll() is None, f"the {stage} worker ended\n{self.tails()}"
 
     def start_dispatcher(self) -> None:
         self.spawn("dispatcher", "django", "dispatch")
