@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -213,17 +214,49 @@ def _database_time() -> datetime:
     return now
 
 
+class GivenBack(NamedTuple):
+    """A claim that a worker cannot carry out, though nothing failed."""
+
+    claim: Claim
+    reason: str
+
+
+def hand_back_claims(given: Sequence[GivenBack]) -> list[bool]:
+    """Claims of one stage go back, as in `hand_back`. False where the claim is not current any more."""
+    stage = given[0].claim.stage
+    moved = set()
+    for reason in {reason for _, reason in given}:
+        moves = [claim.move(values={}) for claim, own in given if own == reason]
+        moved |= _hand_back(moves, [STAGES[stage].holds_in], stage, reason)
+    return [claim.rollout_id in moved for claim, _ in given]
+
+
 def hand_back(*, rollout_id: UUID, guard: Guard, stage: Stage, reason: str) -> bool:
     """Nothing failed, but the worker stops or the node has none for it: back at once, and no retry is counted.
 
     EVAL only gives up its lease. False when `guard` does not hold (any more).
     """
-    data = {"reason": reason, "stage": stage.value}
+    moves = [Move(rollout_id, guard.attempt, guard.owner)]
+    return bool(_hand_back(moves, guard.states, stage, reason, unheld=guard.unheld))
+
+
+def _hand_back(
+    moves: Sequence[Move], states: Collection[State], stage: Stage, reason: str, *, unheld: bool = False
+) -> set[UUID]:
+    moves = [replace(m, data={"reason": reason, "stage": stage.value}) for m in moves]
     if stage is Stage.EVAL:
-        return bool(move([rollout_id], to=State.EVALUATING, guard=guard, kind=EventKind.RELEASED, data=data))
-    values = {"node": "", **_NO_TERMINATION}
-    end = AttemptEnd(stage, reason)
-    return bool(move([rollout_id], to=State.QUEUED, guard=guard, kind=EventKind.REQUEUED, values=values, data=data, end=end))
+        moved = move_each(moves, to=State.EVALUATING, states=states, unheld=unheld, kind=EventKind.RELEASED)
+    else:
+        moved = move_each(
+            moves,
+            to=State.QUEUED,
+            states=states,
+            unheld=unheld,
+            kind=EventKind.REQUEUED,
+            values={"node": "", **_NO_TERMINATION},
+            end=AttemptEnd(stage, reason),
+        )
+    return {m.id for m in moved}
 
 
 def finish_cancelled(*, ids: Collection[UUID], guard: Guard, phase: Phase | None, stage: Stage | None) -> int:

@@ -23,7 +23,7 @@ from rollouts.lifecycle import PHASES, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.models import Draining
 from rollouts.services.claim import Claim, claim_rollouts
-from rollouts.services.finish import fail, finish_cancelled, hand_back
+from rollouts.services.finish import GivenBack, fail, finish_cancelled
 from rollouts.services.lease import (
     Heartbeat,
     announce_drain,
@@ -252,9 +252,7 @@ class WorkerProcess:
                 finish_cancelled, ids=[claimed.rollout_id], guard=claimed.guard, phase=PHASES[self.stage], stage=self.stage
             )
         elif why in (Interruption.DRAINING, Interruption.NODE_DRAINS):
-            await self._database.insist(
-                hand_back, rollout_id=claimed.rollout_id, guard=claimed.guard, stage=self.stage, reason=why.value
-            )
+            await self._tools.writes.given_back(GivenBack(claimed, why.value))
         elif why is Interruption.STUCK:
             await self._database.insist(fail, claim=claimed, failure=stuck(PHASES[self.stage]))
         elif why is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollouts.services.finish import finish_scored, finish_unscored
+from rollouts.services.finish import finish_scored, finish_unscored, hand_back_claims
 from rollouts.services.progress import hand_over_for_evaluation, hand_over_ready, record_turns
 
 from .batches import Batch
@@ -18,3 +18,4 @@ class Writes:
         self.ran = Batch(database, hand_over_for_evaluation)
         self.unscored = Batch(database, finish_unscored)
         self.scored = Batch(database, finish_scored)
+        self.given_back = Batch(database, hand_back_claims)

@@ -17,7 +17,7 @@ from rollouts.environments import registry
 from rollouts.environments.arithmetic import Arithmetic
 from rollouts.environments.base import EvalContext, InitContext, Score
 from rollouts.lifecycle import EventKind, Stage, State
-from rollouts.models import Environment, Rollout, WorkerProcess
+from rollouts.models import Environment, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.transition import Guard, move
 from rollouts.worker import process
 from rollouts.worker.database import Database
@@ -77,6 +77,8 @@ def gated(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     for cache in caches:
         cache.cache_clear()
     Environment.objects.update(handler="gated")
+    CleansUpSlowly.begun = CleansUpSlowly.ended = 0
+    CleansUpSlowly.clean.clear()
     Gated.begun.clear()
     Gated.gate.clear()
     yield Gated
@@ -198,3 +200,21 @@ async def test_a_database_that_stays_away_is_a_failure_that_is_repeated():
     with pytest.raises(StoreFailed, match="server closed the connection"):
         await database.insist(service)
     database.close()
+
+
+@pytest.mark.usefixtures("gated")
+def test_stopping_hands_back_many_rollouts_in_few_statements(domain: Domain, eval_worker: process.WorkerProcess):
+    Environment.objects.update(handler="slow")
+    rollouts = [domain.rollout_in(State.EVALUATING) for _ in range(4)]
+    ids = [rollout.id for rollout in rollouts]
+    move(ids, to=State.EVALUATING, guard=Guard([State.EVALUATING]), kind=EventKind.RELEASED)
+    RolloutEvent.objects.all().delete()
+    domain.hint(*rollouts)
+    eval_worker.take(ids)
+    CleansUpSlowly.clean.set()
+    until(lambda: CleansUpSlowly.begun == len(ids))
+    eval_worker.stop()
+    handed_back = RolloutEvent.objects.filter(kind=EventKind.RELEASED.value, data__reason="the worker is stopping")
+    assert handed_back.count() == len(ids)
+    assert len(set(handed_back.values_list("at", flat=True))) < len(ids)  # one moment for each statement
+    assert not Rollout.objects.filter(lease_owner__isnull=False).exists()
