@@ -25,10 +25,10 @@ _RETRY_SECONDS = 0.5
 class Database:
     """Runs services in a few threads of its own."""
 
-    def __init__(self, *, patience: float) -> None:
+    def __init__(self, *, patience: float, threads: int = _THREADS) -> None:
         """`patience`: seconds for which `insist` goes on while the database does not answer."""
         self._patience = patience
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
 
     async def call(self, service: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a service in a thread and give its connection back to the pool."""

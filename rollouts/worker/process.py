@@ -91,6 +91,8 @@ class WorkerProcess:
         self._node_drains = False  # until its node is resumed
         self._slots = asyncio.Semaphore(concurrency)
         self._database = Database(patience=settings.LEASE_SECONDS)
+        # However long the work waits for the database or the blob storage: the lease does not wait behind it, nor do cancels.
+        self._lease = Database(patience=settings.LEASE_SECONDS, threads=1)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._background: list[asyncio.Task[None]] = []
@@ -115,6 +117,7 @@ class WorkerProcess:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
         self._database.close()
+        self._lease.close()
         if not self._loop.is_running():
             self._loop.close()
 
@@ -136,7 +139,7 @@ class WorkerProcess:
             self._background.append(self._loop.create_task(rescorer.run()))
 
     async def _register(self) -> None:
-        self._id = await self._database.insist(
+        self._id = await self._lease.insist(
             register_worker, node=self.node, stage=self.stage, pid=os.getpid(), concurrency=self.concurrency
         )
 
@@ -273,7 +276,7 @@ class WorkerProcess:
     async def _renew_once(self) -> None:
         assert self._id is not None  # noqa: S101 - registered before the loop starts
         known = set(self._held)
-        beat = await self._database.call(renew, worker_id=self._id)
+        beat = await self._lease.call(renew, worker_id=self._id)
         if not beat.alive:
             logger.warning("declared lost; dropping what is held and starting over", worker=self._id, held=len(self._held))
             for held in self._held.values():

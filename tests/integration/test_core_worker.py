@@ -173,6 +173,16 @@ def test_a_claim_that_takes_longer_than_some_heartbeats_is_not_given_back(
     assert (rollout.attempt, rollout.infra_retries) == (1, 0)
 
 
+def test_the_lease_is_renewed_while_the_work_waits_for_its_storage(init_worker: process.WorkerProcess):
+    answers = threading.Event()
+    waiting = [asyncio.run_coroutine_threadsafe(init_worker._database.call(answers.wait), init_worker._loop) for _ in range(32)]
+    try:
+        until(heartbeats(5, init_worker))
+    finally:
+        answers.set()
+    assert all(call.result(20) for call in waiting)
+
+
 @pytest.mark.usefixtures("gated")
 def test_a_claim_outlives_the_slow_end_of_an_earlier_one(domain: Domain, eval_worker: process.WorkerProcess):
     """Of the same rollout in the same attempt, in the same process: EVAL was taken away from it, and given to it again."""
