@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connection, transaction
-from django.utils import timezone
+from django.db import transaction
 from pydantic import ValidationError
 
 from rollouts.environments.errors import ValidationFailed
-from rollouts.lifecycle import EventKind, State
-from rollouts.models import Dataset, Environment, Group, Policy, Project, Rollout, RolloutEvent, Run, Task
-from rollouts.models.fields import uuid7
+from rollouts.models import Dataset, Environment, Group, Policy, Project, Run, Task
 from rollouts.run_settings import RunSettings
 
 from .budgets import admit, check_limits, refuse_early
 from .errors import FieldError, Refused
+from .queueing import queue_rollouts
 from .registry import INLINE_PREFIX, check_payload, newest_environment
-from .transition import DISPATCH_CHANNEL
 
 MAX_GROUP_SIZE = 1024
 MAX_ROLLOUTS = 100_000  # of one submission, which is one transaction
@@ -85,7 +82,7 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
         tasks.store_inline()
         rows = [Group(run=run, task=task, n=group.n) for group, task in zip(groups, resolved, strict=True) if task is not None]
         Group.objects.bulk_create(rows, batch_size=_BATCH)
-        _queue_rollouts(run, rows)
+        queue_rollouts(run, rows)
         admit(run=run, n=total)
     return rows
 
@@ -180,33 +177,3 @@ class _Tasks:
         for task, environment in self._inline:
             task.dataset = self._inline_dataset(environment)
         Task.objects.bulk_create([task for task, _ in self._inline], batch_size=_BATCH)
-
-
-def _queue_rollouts(run: Run, groups: Sequence[Group]) -> None:
-    now = timezone.now()
-    rollouts = [
-        Rollout(
-            id=uuid7(),
-            project_id=run.project_id,
-            run=run,
-            group=group,
-            task=group.task,
-            environment_id=group.task.dataset.environment_id,
-            index=index,
-            priority=run.priority,
-            created_at=now,
-            state_changed_at=now,
-        )
-        for group in groups
-        for index in range(group.n)
-    ]
-    Rollout.objects.bulk_create(rollouts, batch_size=_BATCH)
-    RolloutEvent.objects.bulk_create(
-        [
-            RolloutEvent(rollout=rollout, attempt=0, at=now, kind=EventKind.SUBMITTED.value, to_state=State.QUEUED.value)
-            for rollout in rollouts
-        ],
-        batch_size=_BATCH,
-    )
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, '')", [DISPATCH_CHANNEL])
