@@ -11,9 +11,7 @@ class StageUseSerializer(serializers.Serializer[Any]):
     """One stage of one node, in rollouts."""
 
     slots = serializers.IntegerField(help_text="What its live worker processes take at once.")
-    limit = serializers.IntegerField(
-        help_text="What they may hold: `slots`, or the node's own limit; 0 when it drains."
-    )
+    limit = serializers.IntegerField(help_text="What they may hold: `slots`, or the node's own limit; 0 when it drains.")
     processes = serializers.IntegerField(help_text="Live worker processes.")
     held = serializers.IntegerField()
     hinted = serializers.IntegerField(help_text="Offered to its workers, not yet taken.")
@@ -32,9 +30,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     name = serializers.CharField(source="node.name")
     state = serializers.CharField(help_text="working, draining, drained, or absent: none of its workers is alive")
     drain_deadline = serializers.DateTimeField(source="node.drain_deadline", allow_null=True)
-    ready_buffer = serializers.IntegerField(
-        source="load.ready_buffer", help_text="Prewarmed rollouts kept for RUN."
-    )
+    ready_buffer = serializers.IntegerField(source="load.ready_buffer", help_text="Prewarmed rollouts kept for RUN.")
     stages = NodeStagesSerializer(source="load.stages")
     cpus = serializers.IntegerField(source="node.cpus")
     memory = serializers.IntegerField(source="node.memory", help_text="Bytes.")
