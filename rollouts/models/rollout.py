@@ -114,7 +114,7 @@ class Rollout(models.Model):
                 name="rollout_handed_on",
                 condition=_FREE & Q(state__in=[State.READY.value, State.EVALUATING.value]),
             ),
-            models.Index(fields=["hinted_at"], name="rollout_hinted", condition=Q(hinted_at__isnull=False)),
+            models.Index(fields=["state", "hinted_at"], name="rollout_hinted", condition=Q(hinted_at__isnull=False)),
             models.Index(
                 fields=["not_before"], name="rollout_delayed", condition=Q(not_before__isnull=False, finished_at=None)
             ),
