@@ -71,7 +71,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     """Print a table: the first column to the left, the others to the right."""
     shown = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
-        shown.add_column(column, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
+        shown.add_column(column, justify="left" if place == 0 else "right", no_wrap=column != columns[-1], overflow="fold")
     for row in rows:
         shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     Console(width=max(110, Console().width)).print(shown, markup=False)
