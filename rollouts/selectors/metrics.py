@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from django.db import connection
-from django.db.models import Count, Min, Q, Sum
+from django.db.models import Count, Min, Sum
 from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.lifecycle import STAGES, TERMINAL, State
 from rollouts.metrics import CATALOGUE, Kind, Metric
-from rollouts.models import Blob, LLMServer, MetricSeries, RescuerPass, WebhookDelivery, WorkerProcess
+from rollouts.models import Blob, LLMServer, MetricSeries, RescuerPass, Rollout, WebhookDelivery, WorkerProcess
 
 Values = dict[tuple[str, ...], float]  # the labels' values, in the metric's order -> the number
 
@@ -112,12 +112,13 @@ def _workers() -> dict[Metric, Values]:
 
 
 def _servers() -> dict[Metric, Values]:
-    running = Count("rollouts", filter=Q(rollouts__state=State.RUNNING.value))
-    servers = LLMServer.objects.select_related("project", "policy").annotate(in_flight=running)
-    rows = [((s.project.name, s.policy.name, s.url), s) for s in servers]
+    # From the rollouts that run, of which there is an index; from the servers' side it would be all they ever served.
+    running = Rollout.objects.filter(llm_server__isnull=False, state=State.RUNNING.value).order_by()
+    in_flight = dict(running.values_list("llm_server_id").annotate(Count("id")))
+    rows = [((s.project.name, s.policy.name, s.url), s) for s in LLMServer.objects.select_related("project", "policy")]
     return {
         metrics.SERVER_UP: {key: float(server.state == LLMServer.Health.LIVE) for key, server in rows},
-        metrics.SERVER_IN_FLIGHT: {key: server.in_flight for key, server in rows},
+        metrics.SERVER_IN_FLIGHT: {key: in_flight.get(server.id, 0) for key, server in rows},
         metrics.SERVER_CAPACITY: {key: server.capacity for key, server in rows},
     }
 
