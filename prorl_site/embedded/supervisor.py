@@ -25,8 +25,8 @@ from typing import IO, Any, Self
 
 from prorl_site.embedded.processes import LeashedProcess, wait_until
 
-STOP_SECONDS = 5.0  # all services together; what still runs then is killed
-LAST_WAVE_SECONDS = 1.5  # kept back for the services that stop last (the database)
+STOP_SECONDS = 4.0  # all services together; what still runs then is killed, so that Ctrl-C takes less than five
+LAST_WAVE_SECONDS = 1.2  # kept back for the services that stop last (the database)
 FIRST_RESTART_SECONDS = 0.5
 SLOWEST_RESTART_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a service that ran this long before it crashed starts again with the shortest pause
