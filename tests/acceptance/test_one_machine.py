@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,13 +73,11 @@ def test_ctrl_c_stops_everything_within_five_seconds(env: dict[str, str], tmp_pa
     with up(env, tmp_path / "log") as process:
         url = f"http://127.0.0.1:{env['PRORL_PORT']}"
         assert httpx.get(f"{url}/login/").status_code == 200
+        begun = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        process.wait(10)
+        assert time.monotonic() - begun < 5
     assert process.returncode == 0
-    # Its own word, since the time until a busy machine lets an ended process go is not its fault.
-    stopped = re.search(r"stopped \d+ services in ([\d.]+) s", (tmp_path / "log").read_text())
-    assert stopped is not None
-    assert float(stopped[1]) < 5
     assert processes_of(env) == []
 
 
