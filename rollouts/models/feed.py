@@ -7,6 +7,10 @@ from typing import ClassVar
 
 from django.db import models
 
+# Only what finished in a transaction with a smaller id than this can be delivered or counted: nothing can come before it any
+# more (see selectors/results.py).
+SETTLED = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+
 
 class FeedCursor(models.Model):
     """The last finished rollout that one consumer has dealt with, in the order of delivery (see `selectors.results`)."""

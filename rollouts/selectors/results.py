@@ -12,6 +12,7 @@ from django.db.models.expressions import RawSQL
 
 from rollouts.lifecycle import TERMINAL, State
 from rollouts.models import Reward, Rollout, Run
+from rollouts.models.feed import SETTLED
 
 
 class Position(NamedTuple):
@@ -40,7 +41,7 @@ class Results(NamedTuple):
 # transaction that finished them, and only those are delivered whose id is below the oldest transaction still running: no
 # transaction that can yet commit has a smaller id, so nothing can appear behind the cursor any more. The price: a long write
 # transaction anywhere in the database cluster delays delivery until it ends.
-_SETTLED = RawSQL("pg_snapshot_xmin(pg_current_snapshot())::text::bigint", [])
+_SETTLED = RawSQL(SETTLED, [])  # noqa: S611  (constant)
 
 
 def results_after(run: Run, after: Position, limit: int) -> Results:
@@ -67,14 +68,14 @@ def newest_positions(run_ids: Collection[UUID]) -> dict[UUID, Position]:
         return {run_id: Position(xid, id_) for run_id, xid, id_ in cursor.fetchall()}
 
 
-_NEWEST = """
+_NEWEST = f"""
 SELECT wanted.run_id, newest.finished_xid, newest.id FROM unnest(%s::uuid[]) AS wanted (run_id)
 CROSS JOIN LATERAL (
     SELECT finished_xid, id FROM rollouts_rollout
-    WHERE run_id = wanted.run_id AND finished_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+    WHERE run_id = wanted.run_id AND finished_xid < {SETTLED}
     ORDER BY finished_xid DESC, id DESC LIMIT 1
 ) newest
-"""
+"""  # noqa: S608 - constants
 
 
 def position_of(rollout: Rollout) -> Position:

@@ -12,16 +12,16 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from rollouts.models import FeedCursor
+from rollouts.models.feed import SETTLED
 
 BATCH = 1000
 
-# Only what no transaction still open can come before (see selectors/results.py).
-_NEXT = """
+_NEXT = f"""
 SELECT id, finished_xid FROM rollouts_rollout
 WHERE finished_xid IS NOT NULL AND (finished_xid, id) > (%s, %s)
-  AND finished_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+  AND finished_xid < {SETTLED}
 ORDER BY finished_xid, id LIMIT %s
-"""
+"""  # noqa: S608 - constants
 
 
 def advance(consumer: str, apply: Callable[[list[UUID]], None]) -> int:

@@ -10,18 +10,19 @@ from django.db import connection, transaction
 from django.db.models import Exists, OuterRef
 
 from rollouts.models import Rescoring, Rollout, RunTally
+from rollouts.models.feed import SETTLED
 from rollouts.models.tally import CELL_GROUP, CELL_SUMS
 
 from .feed import BATCH, advance
 
 _GROUP_COLUMNS = len(CELL_GROUP.split(","))
 
-_LAST = """
+_LAST = f"""
 SELECT finished_xid, id FROM rollouts_rollout
 WHERE run_id = %s AND finished_xid IS NOT NULL AND (finished_xid, id) > (%s, %s)
-  AND finished_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+  AND finished_xid < {SETTLED}
 ORDER BY finished_xid DESC, id DESC LIMIT 1
-"""
+"""  # noqa: S608 - constants
 _CELLS = f"""
 SELECT {CELL_GROUP}, {CELL_SUMS} FROM rollouts_rollout
 WHERE run_id = %s AND finished_xid IS NOT NULL AND (finished_xid, id) > (%s, %s) AND (finished_xid, id) <= (%s, %s)
