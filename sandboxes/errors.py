@@ -30,6 +30,16 @@ class SandboxLost(SandboxError):
     """The sandbox is gone, or its broker no longer serves. Seen by the engine in every stage; the rollout is repeated."""
 
 
+class LimitExceeded(SandboxError):
+    """The sandbox was ended because what ran inside exceeded a limit that the broker could not hold: `limit` is the field of
+    `sandboxes.protocol.Limits`. Seen by the engine, which ends the rollout as the policy's doing (SANDBOX_LIMIT).
+    """
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
 class SandboxProtocolError(SandboxError):
     """The broker sent something that is not an answer, or refused a request as malformed. Seen by the engine."""
 

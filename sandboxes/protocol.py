@@ -6,7 +6,9 @@ is its table of contents. No Django here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import enum
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,14 +16,21 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what runs inside. What a backend could really enforce is in `SandboxInfo.enforced`."""
+    """Bounds on what runs inside. How a sandbox's are enforced is in `SandboxInfo.enforced`.
 
-    memory_mb: int = 2048
+    Exceeding one of the first group ends the command that did it, with `limit_exceeded`; the others are errors to programs.
+    """
+
+    memory_mb: int = 2048  # of all processes together
     processes: int = 128
+    disk_mb: int = 1024  # of each writable place: the home, /tmp, and the changes to an image
+    flood_mb: int = 256  # printed by one command
+    wall_seconds: float | None = None  # of the whole sandbox
+
     file_size_mb: int = 256
-    disk_mb: int = 1024  # of each writable place: the home and /tmp
     open_files: int = 1024
-    output_bytes: int = 64 * 1024  # per command; the middle is cut, and the result says how much
+    cpus: float | None = None  # None: all of the host
+    output_bytes: int = 64 * 1024  # kept of one command; the middle is cut, and the result says how much
 
 
 @dataclass(frozen=True)
@@ -32,27 +41,89 @@ class Bind:
     target: str
 
 
+class NetworkMode(enum.StrEnum):
+    """What a sandbox can reach."""
+
+    NONE = "none"  # itself, and the ports that `Session.forward` opens
+    ALLOW_LIST = "allow_list"  # also the listed hosts, through an HTTP proxy at a forwarded port
+    FULL = "full"  # everything that the host can reach, its loopback included; refused where the node does not permit it
+
+
+@dataclass(frozen=True)
+class NetworkPolicy:
+    """`allow` is for ALLOW_LIST: "pypi.org" and "*.example.org" mean ports 80 and 443, "example.org:8443" that one."""
+
+    mode: NetworkMode = NetworkMode.NONE
+    allow: tuple[str, ...] = ()
+
+
+class Changes(enum.StrEnum):
+    """Where what is changed in an image's files goes. Either way it ends with the sandbox."""
+
+    MEMORY = "memory"  # counts as memory of the node
+    DISK = "disk"  # below the backend's state directory
+    REFUSED = "refused"  # the image is read-only; the home and /tmp are writable as always
+
+
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What to start. Network is always off; `env` is the whole environment besides PATH, HOME, LANG and TMPDIR."""
+    """What an environment asks for. `env` is the whole environment besides PATH, HOME, LANG and TMPDIR.
+
+    `image` names a registered image; "" is the host's own system, read-only, without the host's data. With `fakeroot` the agent
+    is root inside, which still means an unprivileged user of the host.
+    """
 
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     binds: tuple[Bind, ...] = ()
+    image: str = ""
+    changes: Changes = Changes.MEMORY
+    fakeroot: bool = False
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
     dead_man_seconds: float = 600.0  # the broker ends itself when no host spoke to it for this long
+
+
+class RootKind(enum.StrEnum):
+    """What a sandbox's root file system is made from."""
+
+    HOST = "host"  # the host's /usr and little else
+    DIRECTORY = "directory"  # a root file system, unpacked
+    SIF = "sif"  # an Apptainer image file
+
+
+@dataclass(frozen=True)
+class Root:
+    """A root file system on this host: what an image's name was resolved to. `digest` identifies its contents."""
+
+    kind: RootKind = RootKind.HOST
+    path: str = ""
+    digest: str = ""
+
+
+HOST = Root()
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """One `bash` command. `exit_code` is None when it was killed at its timeout."""
+    """One `bash` command, or what more there is of it. `exit_code` is None when it was ended, or goes on (`running`)."""
 
     exit_code: int | None
-    output: str  # stdout and stderr interleaved, decoded as UTF-8 with replacement
+    output: str  # stdout and stderr interleaved, decoded as UTF-8 with replacement; what was not returned before
     cwd: str
-    duration: float  # seconds, measured inside
+    duration: float  # seconds since it began, measured inside
     timed_out: bool = False
     truncated_bytes: int = 0  # cut from the middle of `output`, where a note says so
     restarted: bool = False  # the shell ended with this command: the next one starts in `cwd`, without variables and functions
+    running: bool = False  # it printed nothing for `quiet_timeout` and goes on: see `Session.bash_input`
+    limit_exceeded: str = ""  # the field of Limits, when it was ended for exceeding it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that a cell displayed: data of the given MIME type."""
+
+    mime: str
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -66,6 +137,8 @@ class PythonResult:
     timed_out: bool = False
     truncated_bytes: int = 0
     restarted: bool = False  # the interpreter ended with this cell, and all state is lost; `error` says so too
+    limit_exceeded: str = ""  # as in CommandResult
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,19 +161,48 @@ class SandboxInfo:
     enforced: Mapping[str, str]
 
 
+Output = Callable[[bytes], None]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 class Session(Protocol):
     """A connection of one host process to one sandbox's broker. Many requests may be in flight.
 
-    Raises `SandboxLost` when the sandbox is gone, `SandboxProtocolError` when its broker speaks nonsense or refuses a request
-    as malformed (a command with a NUL character), and `SandboxFileError` from the file methods.
-    Cancelling a pending `bash` or `python` call kills what that command started inside.
+    Raises `SandboxLost` when the sandbox is gone, `LimitExceeded` when it was ended because of what ran inside,
+    `SandboxProtocolError` when its broker speaks nonsense or refuses a request as malformed (a command with a NUL character),
+    and `SandboxFileError` from the file methods. Cancelling a pending call kills what it started inside.
     """
 
     async def ping(self) -> float: ...
 
-    async def bash(self, command: str, *, timeout: float) -> CommandResult: ...
+    async def bash(
+        self, command: str, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None
+    ) -> CommandResult:
+        """Run a command in the persistent shell, on a terminal.
 
-    async def python(self, code: str, *, timeout: float) -> PythonResult: ...
+        It is killed after `timeout` seconds. When it prints nothing for `quiet_timeout` seconds the call returns with `running`
+        and the command goes on, its timeout too. `on_output` gets what is printed as it comes.
+        """
+        ...
+
+    async def bash_input(
+        self, data: bytes, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None
+    ) -> CommandResult:
+        """Type `data` into the terminal of the running command (b"\x03" is Ctrl-C, b"" only waits), and go on as `bash` does.
+
+        `timeout` replaces the command's. Raises SandboxProtocolError when no command runs.
+        """
+        ...
+
+    async def python(self, code: str, *, timeout: float, on_output: Output | None = None) -> PythonResult: ...
+
+    async def interrupt_python(self) -> None:
+        """Deliver KeyboardInterrupt to the cell that runs, if any."""
+        ...
+
+    async def restart_python(self) -> None:
+        """End the interpreter; the next cell gets a new one."""
+        ...
 
     async def set_env(self, variables: Mapping[str, str]) -> None:
         """Set environment variables for all commands and cells that begin after this, also in a new shell or interpreter."""
@@ -110,7 +212,22 @@ class Session(Protocol):
 
     async def write_file(self, path: str, data: bytes) -> None: ...
 
+    def download(self, path: str) -> AsyncIterator[bytes]:
+        """A file of any size, in pieces."""
+        ...
+
+    async def upload(self, path: str, pieces: AsyncIterable[bytes]) -> None:
+        """Create or replace a file of any size. It has its name only once it is whole."""
+        ...
+
     async def list_files(self, path: str) -> list[FileEntry]: ...
+
+    async def forward(self, serve: Serve, *, port: int = 0) -> int:
+        """Listen at a loopback port inside (0: a free one) and let `serve` answer each connection here, until the session ends.
+
+        Works whatever the network policy is. Returns the port.
+        """
+        ...
 
     async def close(self) -> None: ...
 
@@ -129,12 +246,19 @@ class Backend(Protocol):
         """What this host supports: binary, version, and for each limit how it is enforced. Raises `BackendUnavailable`."""
         ...
 
-    async def start(self, name: str, spec: SandboxSpec) -> SandboxInfo:
-        """Start detached and return once the broker answers. Raises `SandboxStartFailed`, `SandboxExists`."""
+    async def start(self, name: str, spec: SandboxSpec, root: Root = HOST) -> SandboxInfo:
+        """Start detached and return once the broker answers; `root` is what `spec.image` stands for on this host.
+
+        Raises `SandboxStartFailed`, `SandboxExists`.
+        """
         ...
 
     async def connect(self, name: str) -> Session:
         """Connect from any process of this host and user. Raises `SandboxLost`."""
+        ...
+
+    async def rename(self, name: str, new_name: str) -> None:
+        """Give a running sandbox another name. Raises `SandboxExists`, `SandboxLost`."""
         ...
 
     async def stop(self, name: str) -> None:
