@@ -11,7 +11,7 @@ import enum
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ class Session(Protocol):
     ) -> CommandResult:
         """Type `data` into the terminal of the running command (b"\x03" is Ctrl-C, b"" only waits), and go on as `bash` does.
 
-        `timeout` replaces the command's. Raises SandboxProtocolError when no command runs.
+        `timeout` replaces the command's. When it has ended since, the result is the rest of it, and `data` goes nowhere. Raises
+        SandboxProtocolError when no result of a command is outstanding.
         """
         ...
 
@@ -227,6 +228,10 @@ class Session(Protocol):
 
         Works whatever the network policy is. Returns the port.
         """
+        ...
+
+    async def until_lost(self) -> NoReturn:
+        """Wait until the sandbox is gone and raise `SandboxLost` or `LimitExceeded`, so that nothing goes on without it."""
         ...
 
     async def close(self) -> None: ...
