@@ -38,6 +38,7 @@ from sandboxes.registry import get_backend
 from .database import Database
 from .janitor import Janitor
 from .rescoring import Rescorer
+from .sandboxes import Sandboxes
 from .stages import CARRY_OUT, Tools
 from .writes import Writes
 
@@ -127,7 +128,8 @@ class WorkerProcess:
     async def _begin(self) -> None:
         backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
         writes = Writes(self._database)
-        self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), backend=backend, node=self.node)
+        sandboxes = Sandboxes(database=self._database, backend=backend, node=self.node)
+        self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), sandboxes=sandboxes)
         await self._register()
         self._background.append(self._loop.create_task(self._keep_lease()))
         if self.stage is Stage.INIT:

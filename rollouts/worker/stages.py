@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
-from rollouts.engine.deadlines import Deadline, stage_deadline
+from rollouts.engine.deadlines import stage_deadline
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, describe
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, restore_stage, run_stage
@@ -34,17 +31,13 @@ from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
 from rollouts.services.rescoring import RescoringClaim
 from sandboxes.errors import SandboxLost
-from sandboxes.protocol import Backend, SandboxSpec, Session
-from sandboxes.services import note_ready, note_start, note_stopped, sandbox_name
+from sandboxes.protocol import SandboxSpec, Session
+from sandboxes.services import sandbox_name
 
 from .database import Database
 from .large_values import whole_artefacts, without_large_artefacts, without_large_outputs
+from .sandboxes import Sandboxes
 from .writes import Writes
-
-logger = structlog.get_logger(__name__)
-
-# Starting many sandboxes at once makes each of them slow; this many at a time per process keep two cores busy.
-_START_GATE = asyncio.Semaphore(4)
 
 
 @dataclass(frozen=True)
@@ -54,8 +47,7 @@ class Tools:
     database: Database
     writes: Writes
     models: ModelClient
-    backend: Backend
-    node: str
+    sandboxes: Sandboxes
 
 
 def environment_of(claim: Claim | RescoringClaim) -> tuple[Environment, EnvironmentConfig, TaskPayload]:
@@ -82,37 +74,25 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
     deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
     try:
         if spec:
-            await start_sandbox(tools, claim, name, spec, deadline)
-        async with open_session(tools, name) as session:
+            await tools.sandboxes.start(name, claim, spec, deadline)
+        async with tools.sandboxes.session(name, spec) as session:
             await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=deadline)
     except BaseException:
         if name:
-            await stop_sandbox(tools, name, "initialisation did not finish")
+            await tools.sandboxes.stop(name, "initialisation did not finish")
         raise
     # From here on the rollout's row says whether its sandbox is needed, also where the answer to this write is lost or nobody
     # waits for it any more: then the janitor reads it.
     await tools.writes.initialized(Initialized(claim, name))
 
 
-async def start_sandbox(tools: Tools, claim: Claim | RescoringClaim, name: str, spec: SandboxSpec, deadline: Deadline) -> None:
-    """The row comes before the start, so that a crash in between leaves something the janitor finds."""
-    await tools.database.insist(
-        note_start, name=name, rollout_id=claim.rollout_id, attempt=claim.attempt, node=tools.node, backend=tools.backend.name
-    )
-    try:
-        async with asyncio.timeout_at(deadline.at), _START_GATE:
-            info = await tools.backend.start(name, spec)
-    except TimeoutError as error:
-        raise deadline.error("the sandbox started") from error
-    await tools.database.insist(note_ready, name=name, enforced=dict(info.enforced))
-
-
 async def _run(tools: Tools, claim: Claim) -> None:
     environment, config, task = environment_of(claim)
     assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
+    spec = spec_of(environment, config, task) if claim.sandbox_name else None
     needed = False
     try:
-        async with open_session(tools, claim.sandbox_name) as session:
+        async with tools.sandboxes.session(claim.sandbox_name, spec) as session:
             conversation = Conversation(
                 tools.models,
                 claim.server,
@@ -133,7 +113,7 @@ async def _run(tools: Tools, claim: Claim) -> None:
             await tools.writes.ran(Ran(claim, outcome))
     finally:
         if claim.sandbox_name and not needed:
-            await stop_sandbox(tools, claim.sandbox_name, "RUN ended")
+            await tools.sandboxes.stop(claim.sandbox_name, "RUN ended")
 
 
 async def _evaluate(tools: Tools, claim: Claim) -> None:
@@ -149,17 +129,19 @@ async def _evaluate(tools: Tools, claim: Claim) -> None:
         finished = await tools.writes.scored(Scored(claim, score))
     finally:
         if name and finished:
-            await stop_sandbox(tools, name, "EVAL ended")
+            await tools.sandboxes.stop(name, "EVAL ended")
 
 
 @contextlib.asynccontextmanager
 async def _left_by_run(tools: Tools, claim: Claim, name: str, artefacts: Mapping[str, Any]) -> AsyncIterator[Session | None]:
     """The sandbox that RUN left, or one rebuilt from its artefacts: a lost node or sandbox is no reason to repeat RUN."""
+    environment, config, task = environment_of(claim)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            session = await stack.enter_async_context(open_session(tools, name))
+            spec = spec_of(environment, config, task) if name else None
+            session = await stack.enter_async_context(tools.sandboxes.session(name, spec))
         except SandboxLost:
-            if not isinstance(registry.get(claim.handler), RestoresSandbox):
+            if not isinstance(environment, RestoresSandbox):
                 raise
             # Another name for each try: one that was stopped is not started again.
             rebuilt = rebuilt_sandbox(tools, claim, f"{name}-eval-{secrets.token_hex(3)}", artefacts)
@@ -181,14 +163,14 @@ async def rebuilt_sandbox(
         return
     deadline = stage_deadline(claim.settings.timeouts, Stage.INIT, held_before=0)
     try:
-        await start_sandbox(tools, claim, name, spec, deadline)
-        async with open_session(tools, name) as session:
+        await tools.sandboxes.start(name, claim, spec, deadline)
+        async with tools.sandboxes.session(name, spec) as session:
             await init_stage(environment, InitContext(config=config, task=task, sandbox=session), deadline=deadline)
             restored = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
             await restore_stage(environment, restored, deadline=deadline)
             yield session
     finally:
-        await stop_sandbox(tools, name, "EVAL ended")
+        await tools.sandboxes.stop(name, "EVAL ended")
 
 
 CARRY_OUT: dict[Stage, Callable[[Tools, Claim], Awaitable[None]]] = {
@@ -211,28 +193,3 @@ class _Recorder:
             raise AttemptSuperseded(
                 f"attempt {self._claim.attempt} of rollout {self._claim.rollout_id} is not current any more"
             )
-
-
-@contextlib.asynccontextmanager
-async def open_session(tools: Tools, name: str) -> AsyncIterator[Session | None]:
-    if not name:
-        yield None
-        return
-    session = await tools.backend.connect(name)
-    try:
-        yield session
-    finally:
-        await session.close()
-
-
-async def stop_sandbox(tools: Tools, name: str, reason: str) -> None:
-    """Also when this coroutine was cancelled. What fails here is left to the janitor, which tries again and reports."""
-
-    async def stop() -> None:
-        try:
-            await tools.backend.stop(name)
-            await tools.database.call(note_stopped, name=name, reason=reason)
-        except Exception:
-            logger.exception("sandbox not stopped; left to the janitor", sandbox=name)
-
-    await asyncio.shield(asyncio.get_running_loop().create_task(stop()))
