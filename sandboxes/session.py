@@ -7,7 +7,7 @@ import itertools
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from sandboxes.broker.framing import MAX_PAYLOAD, FrameError, FrameReader, encode
 from sandboxes.errors import SandboxError, SandboxFileError, SandboxLost, SandboxProtocolError
@@ -87,6 +87,10 @@ class BrokerSession(asyncio.Protocol):
         """The entries of a directory, sorted by path, not recursive. Raises SandboxFileError."""
         header, _ = await self._request("list", path=path)
         return [FileEntry(path=entry["path"], kind=entry["kind"], size=entry["size"]) for entry in header["entries"]]
+
+    async def until_lost(self) -> NoReturn:
+        await asyncio.shield(self._closed)
+        raise self._broken or SandboxLost(f"{self._sandbox}: not connected")
 
     async def close(self) -> None:
         """End the connection. Pending requests end with SandboxLost, and what they run inside is killed."""
