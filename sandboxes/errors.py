@@ -18,6 +18,10 @@ class BackendUnavailable(SandboxError):
     """
 
 
+class ImageUnavailable(SandboxError):
+    """There is no image of that name to start a sandbox from, on this node and now. Seen by the engine (INIT)."""
+
+
 class SandboxStartFailed(SandboxError):
     """The sandbox did not come up. Its remains are still listed by the backend until `stop`. Seen by the engine (INIT)."""
 

@@ -93,11 +93,15 @@ class RootKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Root:
-    """A root file system on this host: what an image's name was resolved to. `digest` identifies its contents."""
+    """A root file system on this host: what an image's name was resolved to. `digest` identifies its contents.
+
+    `env` are variables that the image sets (its PATH, for instance); those of the spec replace them.
+    """
 
     kind: RootKind = RootKind.HOST
     path: str = ""
     digest: str = ""
+    env: tuple[tuple[str, str], ...] = ()
 
 
 HOST = Root()

@@ -18,6 +18,7 @@ class Sandbox(models.Model):
     attempt = models.PositiveIntegerField()
     node = models.CharField(max_length=100)
     backend = models.CharField(max_length=20)
+    image = models.CharField(max_length=80, blank=True, default="", help_text="Digest of the image; empty: the host's system.")
     enforced: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="Limit -> mechanism.")
     created_at = models.DateTimeField(default=timezone.now)
     ready_at = models.DateTimeField(null=True)

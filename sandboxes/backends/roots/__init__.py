@@ -1,0 +1,1 @@
+"""Root file systems for sandboxes: whose files they are, and how each kind becomes a root. No Django."""
