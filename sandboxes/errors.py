@@ -6,6 +6,8 @@ derived from it; "the tool" hands it to the policy as the result of its tool cal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SandboxError(Exception):
     """Base of everything below. Catch this one to catch a failing sandbox, whatever the reason."""
@@ -49,7 +51,14 @@ class SandboxProtocolError(SandboxError):
 
 
 class TeardownFailed(SandboxError):
-    """Something of the sandbox survived `stop`; the message names it. Seen by the reaper, which tries again and reports."""
+    """Something of the sandbox survived `stop`; the message names it, and `processes` are the host pids among it.
+
+    Seen by the reaper, which tries again and reports.
+    """
+
+    def __init__(self, message: str, processes: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.processes = list(processes)
 
 
 class SandboxFileError(SandboxError):

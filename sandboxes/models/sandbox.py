@@ -22,8 +22,12 @@ class Sandbox(models.Model):
     enforced: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="Limit -> mechanism.")
     created_at = models.DateTimeField(default=timezone.now)
     ready_at = models.DateTimeField(null=True)
-    stopped_at = models.DateTimeField(null=True, help_text="Proven empty.")
+    stopped_at = models.DateTimeField(null=True, help_text="Proven empty, unless it was abandoned.")
     stop_reason = models.CharField(max_length=200, blank=True)
+    stop_attempts = models.PositiveIntegerField(default=0, help_text="How often stopping it failed.")
+    stop_error = models.TextField(blank=True, default="", help_text="What survived the last of these.")
+    stop_retry_at = models.DateTimeField(null=True, help_text="It is tried again after this moment.")
+    abandoned = models.BooleanField(default=False, help_text="Closed without proof: its node has been gone for too long.")
 
     class Meta:
         verbose_name_plural = "sandboxes"
