@@ -7,9 +7,17 @@ A frame is
     payload  the rest: raw bytes (a file's contents, a command's output)
 
 The host sends requests `{"id": 7, "verb": "bash", ...}`; ids are its own choice, unique among its pending requests. The broker
-answers each with `{"id": 7, ...}` or `{"id": 7, "failure": {"kind": ..., "message": ...}}`, in any order. `{"id": 7, "verb":
-"cancel"}` ends a pending request, which is then answered with a failure of kind "cancelled"; unknown ids are ignored, because
-the answer may have crossed the cancel. Anything else closes that connection and no other.
+answers each with `{"id": 7, ...}` or `{"id": 7, "failure": {"kind": ..., "message": ...}}`, in any order. Failures are of kind
+
+    invalid    the request is malformed or impossible
+    file       a file verb failed; `reason` as in `sandboxes.errors.SandboxFileError`
+    cancelled  by the host
+    limit      the sandbox is being ended for exceeding `limit`
+    unusable   the sandbox cannot serve it any more
+
+`{"id": 7, "verb": "cancel"}` ends a pending request, which is then answered with a failure of kind "cancelled". Verbs that
+stream exchange frames `{"id": 7, "more": true, ...}` in either direction between the request and its answer. Of both, those
+with unknown ids are ignored, because the answer may have crossed them. Anything else closes that connection and no other.
 """
 
 from __future__ import annotations

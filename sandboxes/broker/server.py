@@ -1,31 +1,28 @@
-"""Serves connections: reads requests, runs them, writes answers."""
+"""Serves connections: reads requests, hands them to verbs, writes answers."""
 
 from __future__ import annotations
 
-import os
 import socket
 
-from . import files
-from .framing import MAX_FRAME, MAX_PAYLOAD, FrameError, FrameReader, encode
+from .files import FileFailure
+from .framing import MAX_FRAME, FrameError, FrameReader, encode
 from .interpreter import Interpreter
 from .loop import READ, WRITE, Loop
 from .shell import Shell
-from .tool import Job, Settings, Tool
+from .tool import Settings, Tool
+from .verbs import BadRequest, Verbs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from .loop import Timer
 
 _MAX_UNSENT = 2 * MAX_FRAME
-_MAX_TIMEOUT = 7 * 24 * 3600.0
-_MAX_ENV_BYTES = 4096  # far below what a pipe takes without a reader
-
-
-class BadRequest(Exception):
-    """A well-formed frame that asks for something impossible."""
+_MAX_HELD = 2 * MAX_FRAME  # payloads of requests that are not answered
+_MAX_PENDING = 1000
+_CONGESTED = 1024 * 1024
 
 
 class Server:
@@ -38,8 +35,8 @@ class Server:
         self.tools["bash"] = Shell(loop, settings, siblings)
         self.tools["python"] = Interpreter(loop, settings, siblings)
         siblings.extend(self.tools.values())
-        self.max_file_bytes = settings.max_file_bytes
-        self._env = settings.env
+        # Whoever serves more verbs adds them here.
+        self.verbs: dict[str, Callable[[Request], None]] = Verbs(settings, self.tools).table()
         self._listener = listener
         self._dead_man = dead_man
         self._connections: set[Connection] = set()
@@ -47,12 +44,6 @@ class Server:
         listener.setblocking(False)
         loop.watch(listener.fileno(), self._on_connection)
         self._arm_dead_man()
-
-    def set_env(self, variables: dict[str, str]) -> None:
-        """For every command and cell from now on."""
-        self._env.update(variables)
-        for tool in self.tools.values():
-            tool.note_env(variables)
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -72,6 +63,49 @@ class Server:
         self._connections.add(Connection(self, peer))
 
 
+class Request:
+    """One request, from its frame to its answer.
+
+    A verb that goes on after its handler returned sets `on_cancel`, which is called when the host cancels the request or its
+    connection ends, and `on_more` when the host sends it more frames than the first.
+    """
+
+    def __init__(self, connection: Connection, number: int, header: dict[str, Any], payload: bytes) -> None:
+        self.header = header
+        self.payload = payload
+        self.on_cancel: Callable[[], None] | None = None
+        self.on_more: Callable[[dict[str, Any], bytes], None] | None = None
+        self._connection = connection
+        self._number = number
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the host is slow to read what it is sent: what can wait should, or grow no more."""
+        return self._connection.unsent_bytes > _CONGESTED
+
+    def send_more(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
+        """Send a frame before the answer."""
+        self._connection.send({"id": self._number, "more": True, **header}, payload)
+
+    def answer(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
+        """The last frame. Called exactly once, also after `on_cancel`."""
+        self._connection.forget(self._number)
+        self._connection.send({"id": self._number, **header}, payload)
+
+    def fail(self, kind: str, message: str, **details: str) -> None:
+        """The last frame, when the request cannot be carried out; kinds as in `framing`."""
+        self.answer({"failure": {"kind": kind, "message": message, **details}})
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Call `step`, turning what it refuses into the answer."""
+        try:
+            step()
+        except BadRequest as error:
+            self.fail("invalid", str(error))
+        except FileFailure as error:
+            self.fail("file", str(error), reason=error.reason)
+
+
 class Connection:
     """One host process. What it asked for and is still running when it goes away is ended, as if cancelled."""
 
@@ -80,10 +114,27 @@ class Connection:
         self._peer = peer
         self._frames = FrameReader()
         self._unsent = bytearray()
-        self._pending: dict[int, tuple[Tool, Job]] = {}
+        self._pending: dict[int, Request] = {}
+        self._held = 0
         self._open = True
         peer.setblocking(False)
         server.loop.watch(peer.fileno(), self._on_ready)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    def forget(self, number: int) -> None:
+        self._held -= len(self._pending.pop(number).payload)
+
+    def send(self, header: Mapping[str, Any], payload: bytes) -> None:
+        if not self._open:
+            return
+        self._unsent += encode(header, payload)
+        if len(self._unsent) > _MAX_UNSENT:
+            self._close()  # a peer that asks but never reads
+        else:
+            self._flush()
 
     def _on_ready(self, events: int) -> None:
         if events & WRITE:
@@ -103,73 +154,38 @@ class Connection:
             return
         try:
             for header, payload in self._frames.feed(data):
-                self._on_request(header, payload)
+                self._on_frame(header, payload)
         except FrameError:
             self._close()
 
-    def _on_request(self, header: dict[str, Any], payload: bytes) -> None:
+    def _on_frame(self, header: dict[str, Any], payload: bytes) -> None:
         number, verb = header.get("id"), header.get("verb")
         if type(number) is not int:
             raise FrameError("a request needs an integer id")
+        request = self._pending.get(number)
         if verb == "cancel":
-            if number in self._pending:
-                tool, job = self._pending[number]
-                tool.cancel(job)
-            return
-        if number in self._pending:
+            if request is not None and request.on_cancel is not None:
+                request.on_cancel()
+        elif header.get("more"):
+            on_more = None if request is None else request.on_more
+            if request is not None and on_more is not None:
+                request.run(lambda: on_more(header, payload))
+        elif request is not None:
             raise FrameError(f"id {number} is already in use")
-        try:
-            if isinstance(verb, str) and verb in self._server.tools:
-                self._run(number, self._server.tools[verb], header, payload)
-            else:
-                answer, data = self._serve_at_once(verb, header, payload)
-                self._answer(number, answer, data)
-        except BadRequest as error:
-            self._answer(number, {"failure": {"kind": "invalid", "message": str(error)}}, b"")
-        except files.FileFailure as error:
-            self._answer(number, {"failure": {"kind": "file", "reason": error.reason, "message": str(error)}}, b"")
-
-    def _serve_at_once(self, verb: object, header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        if verb == "ping":
-            return {}, b""
-        if verb == "read":
-            max_bytes = _number(header, "max_bytes", MAX_PAYLOAD)
-            return {}, files.read(_path(header), int(max_bytes))
-        if verb == "write":
-            files.write(_path(header), payload, self._server.max_file_bytes)
-            return {}, b""
-        if verb == "env":
-            self._server.set_env(_variables(header))
-            return {}, b""
-        if verb == "list":
-            return {"entries": files.list_directory(_path(header))}, b""
-        raise BadRequest(f"unknown verb {verb!r}")
-
-    def _run(self, number: int, tool: Tool, header: dict[str, Any], payload: bytes) -> None:
-        timeout = _number(header, "timeout", _MAX_TIMEOUT)
-        try:
-            text = payload.decode("utf-8")
-        except UnicodeDecodeError:
-            raise BadRequest("the code is not UTF-8") from None
-        if "\0" in text:
-            raise BadRequest("the code contains a NUL character")
-
-        def answer(result: Mapping[str, Any], output: bytes) -> None:
-            del self._pending[number]
-            self._answer(number, result, output)
-
-        job = Job(text, timeout, answer)
-        self._pending[number] = (tool, job)
-        tool.submit(job)
-
-    def _answer(self, number: int, header: Mapping[str, Any], payload: bytes) -> None:
-        if not self._open:
-            return
-        self._unsent += encode({"id": number, **header}, payload)
-        if len(self._unsent) > _MAX_UNSENT:
-            self._close()  # a peer that asks but never reads
         else:
-            self._flush()
+            self._begin(Request(self, number, header, payload), number)
+
+    def _begin(self, request: Request, number: int) -> None:
+        self._held += len(request.payload)
+        if self._held > _MAX_HELD or len(self._pending) == _MAX_PENDING:
+            raise FrameError("too much is asked for at once")
+        self._pending[number] = request
+        verb: object = request.header.get("verb")
+        handler = self._server.verbs.get(verb) if isinstance(verb, str) else None
+        if handler is None:
+            request.fail("invalid", f"unknown verb {verb!r}")
+        else:
+            request.run(lambda: handler(request))
 
     def _flush(self) -> None:
         try:
@@ -183,38 +199,12 @@ class Connection:
         self._server.loop.watch(self._peer.fileno(), self._on_ready, READ | WRITE if self._unsent else READ)
 
     def _close(self) -> None:
+        if not self._open:
+            return
         self._open = False
         self._server.loop.unwatch(self._peer.fileno())
         self._peer.close()
-        for tool, job in list(self._pending.values()):
-            tool.cancel(job)
+        for request in list(self._pending.values()):
+            if request.on_cancel is not None:
+                request.on_cancel()
         self._server.forget(self)
-
-
-def _path(header: dict[str, Any]) -> str:
-    path = header.get("path")
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise BadRequest("a path is a non-empty string without NUL")
-    return os.path.expanduser(path)  # noqa: PTH111 - pathlib is slow to import
-
-
-def _number(header: dict[str, Any], key: str, most: float) -> float:
-    value: Any = header.get(key)
-    if type(value) not in (int, float) or not 0 < value <= most:
-        raise BadRequest(f"{key} is a number above 0 and at most {most:g}")
-    return float(value)
-
-
-def _is_text(value: str) -> bool:
-    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _variables(header: dict[str, Any]) -> dict[str, str]:
-    given: Any = header.get("variables")
-    variables: dict[str, Any] = given if isinstance(given, dict) else {"": None}
-    for name, value in variables.items():
-        if not (name.isascii() and name.isidentifier() and isinstance(value, str) and _is_text(value)):
-            raise BadRequest("variables map names to texts without NUL")
-    if sum(len(name) + len(value.encode()) for name, value in variables.items()) > _MAX_ENV_BYTES:
-        raise BadRequest(f"variables take at most {_MAX_ENV_BYTES} bytes together")
-    return variables

@@ -29,6 +29,7 @@ class Job:
         self.answer = answer
         self.timed_out = False
         self.cancelled = False
+        self.limit_exceeded = ""
 
 
 class Settings:
@@ -78,6 +79,13 @@ class Tool:
         else:
             self._waiting.remove(job)
             job.answer({"failure": {"kind": "cancelled", "message": "cancelled before it started"}}, b"")
+
+    def exceed(self, limit: str) -> None:
+        """End the running job, if any, with all it started, because it exceeded `limit`, a field of `Limits`."""
+        if self._job is not None:
+            self._job.limit_exceeded = limit
+            self._kill_leftovers()
+            self._interrupt()
 
     def note_env(self, variables: Mapping[str, str]) -> None:
         """These were set in the common settings: a running child learns them with its next job."""
@@ -167,7 +175,7 @@ class Tool:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if job.timed_out or job.cancelled:
+        if job.timed_out or job.cancelled or job.limit_exceeded:
             self._kill_leftovers()
         output, missing = self._output.take()
         self._job = None
@@ -177,6 +185,7 @@ class Tool:
             header = self._result(outcome)
             header.update(
                 timed_out=job.timed_out,
+                limit_exceeded=job.limit_exceeded,
                 restarted=restarted,
                 truncated_bytes=missing,
                 duration=time.monotonic() - self._started,
