@@ -167,6 +167,7 @@ DISPATCH_SECONDS = env.number("PRORL_DISPATCH_SECONDS", 1.0, minimum=0.05)  # th
 DISPATCH_MIN_SECONDS = env.number("PRORL_DISPATCH_MIN_SECONDS", 0.025, minimum=0)  # from one round to the next
 HINT_TIMEOUT_SECONDS = env.number("PRORL_HINT_TIMEOUT_SECONDS", 20, minimum=1)  # a hint nobody took is published again
 READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rollouts kept for the RUN workers of a node
+NODE_GONE_SECONDS = env.number("PRORL_NODE_GONE_SECONDS", 86_400, minimum=60)  # a silent node's sandboxes are given up
 DRAIN_SECONDS = env.number("PRORL_DRAIN_SECONDS", 60, minimum=0)  # what a draining worker or node may still finish in
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
 

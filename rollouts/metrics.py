@@ -73,6 +73,11 @@ FEED_BEHIND = _gauge(
 )
 WEBHOOKS_PENDING = _gauge("prorl_webhook_deliveries_pending", (), "Webhook messages that are still to be delivered.")
 WEBHOOKS_OLDEST = _gauge("prorl_webhook_oldest_pending_seconds", (), "Age of the first of them; 0 when there is none.")
+SANDBOXES = _gauge(
+    "prorl_sandboxes",
+    ("node", "state"),
+    "Sandboxes that are not proven stopped: `starting`, `ready`, or `leftover` when stopping them failed.",
+)
 BLOBS = _gauge("prorl_blobs", (), "Blobs: large tool outputs and artefacts.")
 BLOB_BYTES = _gauge("prorl_blob_stored_bytes", (), "What they take in the storage, compressed.")
 DISPATCHER_AGE = _gauge("prorl_dispatcher_last_pass_seconds", (), "Since the dispatcher last got through its rescue step.")
@@ -112,4 +117,12 @@ TOOL_SECONDS = _histogram("prorl_tool_call_seconds", (), "One tool call.", _SHOR
 SANDBOX_STARTS = _counter("prorl_sandbox_starts_total", ("backend", "outcome"), "Sandbox starts: `ready` or `failed`.")
 SANDBOX_SECONDS = _histogram(
     "prorl_sandbox_start_seconds", ("backend",), "From the order to start a sandbox until its broker answered.", _SHORT
+)
+TEARDOWN_FAILURES = _counter(
+    "prorl_sandbox_teardown_failures_total",
+    ("backend",),
+    "Times that something of a sandbox survived its stop. Counted at once; each is tried again.",
+)
+SANDBOXES_ABANDONED = _counter(
+    "prorl_sandboxes_abandoned_total", (), "Sandboxes given up without proof, because their node never came back."
 )

@@ -6,13 +6,14 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from django.db import connection
-from django.db.models import Count, Min, Sum
+from django.db.models import Case, Count, Min, Q, Sum, Value, When
 from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.lifecycle import STAGES, TERMINAL, State
 from rollouts.metrics import CATALOGUE, Kind, Metric
 from rollouts.models import Blob, LLMServer, MetricSeries, RescuerPass, Rollout, WebhookDelivery, WorkerProcess
+from sandboxes.models import Sandbox
 
 Values = dict[tuple[str, ...], float]  # the labels' values, in the metric's order -> the number
 
@@ -26,7 +27,7 @@ class Observed(NamedTuple):
 
 def gauges() -> dict[Metric, Values]:
     """Now. Each from an index or a small table, also with very many rollouts queued."""
-    return {**_unfinished(), **_workers(), **_servers(), **_dispatcher(), **_outside(), **_database()}
+    return {**_unfinished(), **_workers(), **_sandboxes(), **_servers(), **_dispatcher(), **_outside(), **_database()}
 
 
 def counters() -> dict[Metric, Values]:
@@ -109,6 +110,13 @@ def _workers() -> dict[Metric, Values]:
         metrics.WORKER_SLOTS: {(row["node"], row["stage"]): row["slots"] for row in rows},
         metrics.WORKER_HELD: {(node, stage): number for node, stage, number in held},
     }
+
+
+def _sandboxes() -> dict[Metric, Values]:
+    leftover, ready = Q(stop_attempts__gt=0), Q(ready_at__isnull=False)
+    state = Case(When(leftover, then=Value("leftover")), When(ready, then=Value("ready")), default=Value("starting"))
+    rows = Sandbox.objects.filter(stopped_at=None).order_by().values_list("node", state).annotate(number=Count("name"))
+    return {metrics.SANDBOXES: {(node, state): number for node, state, number in rows}}
 
 
 def _servers() -> dict[Metric, Values]:

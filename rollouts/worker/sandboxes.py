@@ -12,9 +12,10 @@ from rollouts.engine.deadlines import Deadline
 from rollouts.services.claim import Claim
 from rollouts.services.rescoring import RescoringClaim
 from sandboxes.protocol import Backend, SandboxSpec, Session
-from sandboxes.services import note_ready, note_start, note_stopped
+from sandboxes.services import note_ready, note_start
 
 from .database import Database
+from .teardown import tear_down
 
 logger = structlog.get_logger(__name__)
 
@@ -64,9 +65,8 @@ class Sandboxes:
 
         async def stop() -> None:
             try:
-                await self._backend.stop(name)
-                await self._database.call(note_stopped, name=name, reason=reason)
+                await tear_down(self._database, self._backend, name, reason)
             except Exception:
-                logger.exception("sandbox not stopped; left to the janitor", sandbox=name)
+                logger.exception("what became of a sandbox is not recorded; left to the janitor", sandbox=name)
 
         await asyncio.shield(asyncio.get_running_loop().create_task(stop()))
