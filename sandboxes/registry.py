@@ -11,8 +11,13 @@ from sandboxes.protocol import Backend
 _BACKENDS = {BubblewrapBackend.name: BubblewrapBackend}
 
 
+def backend_names() -> list[str]:
+    """Of all backends, whether or not this host can run them."""
+    return sorted(_BACKENDS)
+
+
 def get_backend(name: str, state_dir: Path) -> Backend:
     """The backend called `name`, keeping its files below `state_dir`. Raises BackendUnavailable for an unknown name."""
     if name not in _BACKENDS:
-        raise BackendUnavailable(f"unknown sandbox backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
+        raise BackendUnavailable(f"unknown sandbox backend {name!r}; known: {', '.join(backend_names())}")
     return _BACKENDS[name](state_dir)
