@@ -23,10 +23,20 @@ def sandbox_name(rollout_id: UUID, attempt: int) -> str:
 
 
 def note_start(*, name: str, rollout_id: UUID, attempt: int, node: str, backend: str) -> None:
-    """A sandbox is about to be started. Noting it again is harmless."""
+    """A sandbox of a rollout is about to be started. Noting it again is harmless."""
     Sandbox.objects.get_or_create(
         name=name, defaults={"rollout_id": rollout_id, "attempt": attempt, "node": node, "backend": backend}
     )
+
+
+def note_warm_start(*, name: str, holder: UUID, node: str, backend: str, image: str) -> None:
+    """The worker process `holder` is about to start a sandbox for whichever rollout comes; `image` is its digest."""
+    Sandbox.objects.create(name=name, holder=holder, node=node, backend=backend, image=image)
+
+
+def release_warm(*, name: str) -> None:
+    """Its holder wants it no more: whoever sweeps may stop it."""
+    Sandbox.objects.filter(name=name).update(holder=None)
 
 
 def note_ready(*, name: str, enforced: Mapping[str, str]) -> None:

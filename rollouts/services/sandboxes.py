@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.lifecycle import ACTIVE, EventKind, RescoringState
-from rollouts.models import Node, Rescoring, Rollout, RolloutEvent
+from rollouts.models import Node, Rescoring, Rollout, RolloutEvent, WorkerProcess
 from sandboxes.models import Sandbox
 from sandboxes.services import abandon, note_stop_failed, note_stopped
 
@@ -24,7 +24,7 @@ _PATIENCE = timedelta(seconds=10)
 
 
 def unneeded_sandboxes(*, node: str, present: Sequence[str]) -> list[str]:
-    """Names to stop: rows not proven stopped whose attempt is over, and `present` directories without such a row.
+    """Names to stop: rows not proven stopped whose attempt or holder is gone, and `present` directories without such a row.
 
     Those whose stop has just failed are left out until their pause is over.
     """
@@ -33,7 +33,9 @@ def unneeded_sandboxes(*, node: str, present: Sequence[str]) -> list[str]:
         id=OuterRef("rollout_id"), attempt=OuterRef("attempt"), state__in=[state.value for state in ACTIVE]
     )
     rescoring = Rescoring.objects.filter(sandbox_name=OuterRef("name"), state=RescoringState.RUNNING.value)
-    rows = Sandbox.objects.filter(node=node, stopped_at=None).annotate(needed=Exists(current) | Exists(rescoring))
+    holder = WorkerProcess.objects.filter(id=OuterRef("holder"), stopped_at=None, lost_at=None, lease_expires_at__gt=now)
+    needed = Exists(current) | Exists(rescoring) | Exists(holder)
+    rows = Sandbox.objects.filter(node=node, stopped_at=None).annotate(needed=needed)
     known = {sandbox.name: sandbox for sandbox in rows}
     over = [
         name

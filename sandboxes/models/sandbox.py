@@ -11,11 +11,15 @@ from django.utils import timezone
 
 
 class Sandbox(models.Model):
-    """One sandbox of one attempt of one rollout. `rollout_id` is no foreign key: isolation does not know the RL domain."""
+    """One sandbox of one attempt of one rollout, or a warm one that waits for a rollout in the hands of a worker process.
+
+    `rollout_id` and `holder` are no foreign keys: isolation does not know the RL domain.
+    """
 
     name = models.CharField(max_length=100, primary_key=True)
-    rollout_id = models.UUIDField(db_index=True)
-    attempt = models.PositiveIntegerField()
+    rollout_id = models.UUIDField(null=True, db_index=True)
+    attempt = models.PositiveIntegerField(null=True)
+    holder = models.UUIDField(null=True, help_text="The worker process that keeps it warm.")
     node = models.CharField(max_length=100)
     backend = models.CharField(max_length=20)
     image = models.CharField(max_length=80, blank=True, default="", help_text="Digest of the image; empty: the host's system.")
