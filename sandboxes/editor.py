@@ -49,29 +49,27 @@ class Editor:
         self._max_view_chars = max_view_chars
         self._edits: deque[_Edit] = deque(maxlen=_MAX_UNDO)
 
-    async def view(self, path: str, view_range: tuple[int, int] | None = None) -> str:
-        """A file's lines with their numbers (`view_range`: first and last, -1 for the end), or two levels of a directory."""
+    async def view(self, path: str, first: int = 1, last: int = -1) -> str:
+        """A file's lines from `first` to `last` (-1: the end) with their numbers, or two levels of a directory."""
         _check_path(path)
         try:
             data = await self._read(path)
         except IsADirectoryError:
-            if view_range is not None:
+            if (first, last) != (1, -1):
                 raise EditError(f"view_range is for files, and {path} is a directory.") from None
             return await self._listing(path)
         text = _decode(data, path)
         length = count_lines(text)
-        first, last = view_range or (1, -1)
-        if last == -1:
-            last = length
-        if (length or view_range) and not 1 <= first <= min(last, length):
+        end = length if last == -1 else last
+        if not text and (first, end) == (1, 0):
+            return "[the file is empty]"
+        if not 1 <= first <= min(end, length):
             raise EditError(
                 f"view_range [{first}, {last}] is not in the file, which has {length} lines: "
                 "it is the first and the last line to show, from 1, or -1 for the last one."
             )
-        if not length:
-            return "[the file is empty]"
-        shown = numbered(_printable(text), first, min(last, length), self._max_view_chars)
-        return shown if last <= length else f"{shown}\n[the file has {length} lines]"
+        shown = numbered(_printable(text), first, min(end, length), self._max_view_chars)
+        return shown if end <= length else f"{shown}\n[the file has {length} lines]"
 
     async def create(self, path: str, text: str) -> str:
         """Write a new file, and the directories that it needs."""
@@ -100,15 +98,16 @@ class Editor:
         """Take back the last of this editor's edits of a file that was not taken back yet."""
         _check_path(path)
         key = posixpath.normpath(path)
-        edit = next((edit for edit in reversed(self._edits) if edit.path == key), None)
-        if edit is None:
+        place = max((place for place, edit in enumerate(self._edits) if edit.path == key), default=None)
+        if place is None:
             raise EditError(f"There is no edit of {path} to undo.")
+        edit = self._edits[place]
         data = await self._existing(path)
         if hashlib.sha256(data).digest() != edit.digest:
             raise EditError(f"{path} was changed by something else after the last edit, so that cannot be undone.")
         before = data[: edit.at] + edit.removed + data[edit.at + len(edit.inserted) :]
         await self._write(path, before)
-        self._edits.remove(edit)
+        del self._edits[place]
         change = Change(len(_text(data[: edit.at])), _text(edit.inserted), _text(edit.removed))
         return f"Took back the last edit of {path}:\n{around(_printable(_text(before)), change, self._max_view_chars)}"
 
@@ -120,8 +119,7 @@ class Editor:
         await self._write(path, data)
         digest = hashlib.sha256(data).digest()
         at = len(_bytes(text[: change.at]))
-        edit = _Edit(posixpath.normpath(path), at, _bytes(change.removed), _bytes(change.inserted), digest)
-        self._edits.append(edit)
+        self._edits.append(_Edit(posixpath.normpath(path), at, _bytes(change.removed), _bytes(change.inserted), digest))
         return f"Edited {path}:\n{around(_printable(changed), change, self._max_view_chars)}"
 
     async def _text(self, path: str) -> str:

@@ -29,9 +29,6 @@ class Change(NamedTuple):
     def apply(self, text: str) -> str:
         return text[: self.at] + self.inserted + text[self.at + len(self.removed) :]
 
-    def reverse(self) -> Change:
-        return Change(self.at, self.inserted, self.removed)
-
 
 def replacement(text: str, old: str, new: str) -> Change:
     """The change that puts `new` where `old` is. Raises EditError unless `old` is there exactly once."""

@@ -34,7 +34,7 @@ class AgentSettings:
     """Bounds on one rollout's loop."""
 
     max_turns: int = 10
-    tool_timeout: float = 30.0  # seconds, for one call; the run's `timeouts.action` holds too
+    tool_timeout: float = 120.0  # seconds, for one call; the run's `timeouts.action` holds too
     max_malformed: int = 3  # turns in a row of which no call could be carried out
     tool_result_role: Literal["tool", "user"] = "tool"  # some chat templates know no "tool"
     max_result_chars: int = 8000  # of a tool's output as shown to the model
@@ -109,26 +109,27 @@ class Agent:
             return _ended(Cause.REFUSAL, "the model server's filter stopped a reply")
         if not reply.calls and not reply.errors:
             return _ended(Cause.COMPLETED)
-        carried_out = await self._answer_calls(draft, reply)
-        self._malformed_in_a_row = 0 if carried_out else self._malformed_in_a_row + 1
-        if self._malformed_in_a_row >= self._settings.max_malformed:
-            return _ended(Cause.MALFORMED_TOOL_CALL, f"{self._malformed_in_a_row} turns in a row without one valid tool call")
-        return None
+        return await self._answer_calls(draft, reply)
 
-    async def _answer_calls(self, draft: TurnDraft, reply: ParsedReply) -> bool:
-        """Run the calls of a reply in order and tell the model what came of each. True when at least one was carried out."""
+    async def _answer_calls(self, draft: TurnDraft, reply: ParsedReply) -> Termination | None:
+        """Run the calls of a reply in order and tell the model what came of each; the termination if one ended the rollout."""
         carried_out = False
         for request in reply.calls:
             draft.start_call(request)
             result, valid = await self._call(request)
             draft.end_call(result)
             self._tell(draft, render_result(result, max_chars=self._settings.max_result_chars), name=request.name)
+            if result.limit_exceeded:
+                return _ended(Cause.SANDBOX_LIMIT, f"{result.limit_exceeded}: a call of {request.name} exceeded it")
             carried_out = carried_out or valid
         for error in reply.errors:
             draft.start_call(ToolCallRequest("", {}, ""))
             draft.end_call(ToolResult("", error=error))
             self._tell(draft, f"Error: {error}")
-        return carried_out
+        self._malformed_in_a_row = 0 if carried_out else self._malformed_in_a_row + 1
+        if self._malformed_in_a_row >= self._settings.max_malformed:
+            return _ended(Cause.MALFORMED_TOOL_CALL, f"{self._malformed_in_a_row} turns in a row without one valid tool call")
+        return None
 
     async def _call(self, request: ToolCallRequest) -> tuple[ToolResult, bool]:
         """The result, and whether the call was valid."""

@@ -3,12 +3,15 @@
     boundary          what it raises                              cause
     model server      llm.errors.ModelError                       MODEL_ERROR
     sandbox           sandboxes.errors.SandboxError               SANDBOX_ERROR
+    its limits        sandboxes.errors.LimitExceeded              ENVIRONMENT_ERROR, in EVAL EVALUATION_ERROR (1)
     environment code  anything; the stages wrap it                ENVIRONMENT_ERROR, in EVAL EVALUATION_ERROR
     stage deadline    StageTimedOut                               STAGE_TIMEOUT
     attempt deadline  AttemptTimedOut                             ATTEMPT_TIMEOUT
     store             StoreFailed                                 INTERNAL_ERROR
     lease             AttemptSuperseded                           WORKER_LOST
     task, registry    ValidationFailed, UnknownEnvironment        INVALID_TASK
+
+(1) In RUN it is no error: what the agent did ended its sandbox, so the outcome says SANDBOX_LIMIT and what is left is scored.
 
 A bad rollout is data: every worker catches `Exception` once, around a whole stage, and stores what `classify` makes of it.
 Cancellation is not an error and passes through everything here.
@@ -22,7 +25,7 @@ from typing import NamedTuple
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.errors import ModelError
-from sandboxes.errors import SandboxError
+from sandboxes.errors import LimitExceeded, SandboxError
 
 _DETAIL_CHARS = 500
 _TRACEBACK_CHARS = 20_000
@@ -73,7 +76,7 @@ def classify(exc: Exception, phase: Phase) -> Failure:
 
     An exception of an unknown type is a defect of this platform: the stages have wrapped whatever environment code raised.
     """
-    cause, retryable = _cause(exc)
+    cause, retryable = _cause(exc, phase)
     return Failure(
         termination=Termination(phase, cause, describe(exc)),
         retryable=retryable,
@@ -94,8 +97,12 @@ def describe(exc: BaseException) -> str:
     return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
 
 
-def _cause(exc: Exception) -> tuple[Cause, bool]:
+def _cause(exc: Exception, phase: Phase) -> tuple[Cause, bool]:
     match exc:
+        case LimitExceeded() if phase is Phase.INIT:
+            return Cause.ENVIRONMENT_ERROR, False
+        case LimitExceeded() if phase is Phase.EVAL:
+            return Cause.EVALUATION_ERROR, False
         case ModelError():
             return Cause.MODEL_ERROR, exc.retryable
         case SandboxError():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from rollouts.lifecycle import Fidelity, Termination
 from rollouts.llm.types import ModelCallRecord
+from sandboxes.protocol import Picture
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,12 @@ class ToolCallRecord:
     timed_out: bool = False
     truncated_bytes: int = 0
     error: str = ""
+    note: str = ""  # the tool's word about what was done
+    running: bool = False  # the command went on
+    limit_exceeded: str = ""  # the field of `sandboxes.protocol.Limits`
+    pictures: tuple[Picture, ...] = ()
     output_blob: str | None = None  # SHA-256 of the whole output, when `output` has become an excerpt
+    picture_blobs: tuple[str, ...] = ()  # SHA-256 of the data of each picture, when that is stored
 
 
 @dataclass(frozen=True)

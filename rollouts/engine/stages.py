@@ -27,7 +27,7 @@ from rollouts.engine.scores import check_score
 from rollouts.environments.base import Environment, EvalContext, InitContext, RestoresSandbox, RunContext, Score
 from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.errors import ContextOverflow, ModelError
-from sandboxes.errors import SandboxError, SandboxFileError
+from sandboxes.errors import LimitExceeded, SandboxError, SandboxFileError
 
 _PASSED_ON = (ModelError, SandboxError, StoreFailed, AttemptSuperseded, EnvironmentFailed, EvaluationFailed)
 
@@ -43,16 +43,20 @@ async def init_stage(env: Environment, ctx: InitContext, *, deadline: Deadline) 
 async def run_stage(
     env: Environment, ctx: RunContext, *, deadline: Deadline, action_timeout: float | None = None
 ) -> RunOutcome:
-    """Carry out the episode. When the agent's time runs out, the outcome says so and keeps the artefacts so far.
+    """Carry out the episode.
 
-    `action_timeout` bounds one tool call (seconds), where the environment allows more. Raises `AttemptTimedOut` when the
-    deadline is that of the whole attempt: then INIT took what was the agent's.
+    When the agent's time runs out, or its sandbox is ended because of what it did, the outcome says so and keeps the artefacts
+    so far. A sandbox that is lost otherwise ends the stage at once. `action_timeout` bounds one tool call (seconds), where the
+    environment allows more. Raises `AttemptTimedOut` when the deadline is that of the whole attempt: then INIT took what was
+    the agent's.
     """
     ctx.budget = Budget(deadline, ctx.conversation, action_timeout)
     try:
         termination = await _within(deadline, _run_with_budget(env), ctx, EnvironmentFailed)
     except StageTimedOut as exc:
         termination = Termination(Phase.RUN, Cause.AGENT_TIMEOUT, str(exc))
+    except LimitExceeded as exc:  # what the agent did ended its sandbox
+        termination = Termination(Phase.RUN, Cause.SANDBOX_LIMIT, f"{exc.limit}: {exc}")
     except ContextOverflow as exc:  # of an environment that samples without the shipped agent
         termination = Termination(Phase.RUN, Cause.CONTEXT_OVERFLOW, str(exc))
     if not isinstance(termination, Termination):
@@ -76,9 +80,15 @@ async def restore_stage(env: RestoresSandbox, ctx: EvalContext, *, deadline: Dea
 
 def _run_with_budget(env: Environment) -> Callable[[RunContext], Awaitable[Termination]]:
     async def run(ctx: RunContext) -> Termination:
-        if ctx.sandbox is not None:
-            await ctx.sandbox.set_env(ctx.budget.variables())
-        return await env.run(ctx)
+        if ctx.sandbox is None:
+            return await env.run(ctx)
+        await ctx.sandbox.set_env(ctx.budget.variables())
+        # Without its sandbox a rollout has ended, also while it waits for a model that would go on generating for it.
+        async with asyncio.TaskGroup() as group:
+            loss = group.create_task(ctx.sandbox.until_lost())
+            termination = await env.run(ctx)
+            loss.cancel()
+        return termination
 
     return run
 

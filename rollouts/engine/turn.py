@@ -48,6 +48,10 @@ class TurnDraft:
                 timed_out=result.timed_out,
                 truncated_bytes=result.truncated_bytes,
                 error=result.error,
+                note=result.note,
+                running=result.running,
+                limit_exceeded=result.limit_exceeded,
+                pictures=result.pictures,
             )
         )
 

@@ -66,8 +66,8 @@ async def refuses_and_changes_nothing(bench: Bench) -> None:
         cases: list[tuple[Callable[[], Awaitable[str]], str]] = [
             (lambda: editor.view("f"), "not absolute"),
             (lambda: editor.view("/tmp/none"), "does not exist"),
-            (lambda: editor.view("/tmp/f", (4, 5)), "has 3 lines"),
-            (lambda: editor.view("/tmp/d", (1, 2)), "is a directory"),
+            (lambda: editor.view("/tmp/f", 4, 5), "has 3 lines"),
+            (lambda: editor.view("/tmp/d", 1, 2), "is a directory"),
             (lambda: editor.view("/tmp/b"), "binary"),
             (lambda: editor.view("/tmp/large"), "larger than 2 MiB"),
             (lambda: editor.view("/tmp/p"), "not a regular file"),

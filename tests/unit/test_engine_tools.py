@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import Field
 
 from rollouts.engine.tools import (
     BashArguments,
-    PythonArguments,
     Tool,
     ToolArguments,
     ToolResult,
@@ -34,8 +34,15 @@ class Offer:
         raise NotImplementedError
 
 
+class SearchArguments(ToolArguments):
+    """Not for the model."""
+
+    query: str = Field(description="What to look for.")
+    limit: int | None = Field(None, ge=1, description="How much of it.")
+
+
 def test_tools_are_described_in_the_hermes_convention() -> None:
-    text = describe_tools([Offer("bash", BashArguments), Offer("python", PythonArguments)])
+    text = describe_tools([Offer("search", SearchArguments), Offer("look", SearchArguments)])
 
     offers = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
     assert [json.loads(offer) for offer in offers] == [
@@ -46,15 +53,15 @@ def test_tools_are_described_in_the_hermes_convention() -> None:
                 "description": f"Use {name}.",
                 "parameters": {
                     "type": "object",
-                    "properties": {argument: {"type": "string", "description": description}},
-                    "required": [argument],
+                    "properties": {
+                        "query": {"type": "string", "description": "What to look for."},
+                        "limit": {"type": "integer", "minimum": 1, "description": "How much of it."},
+                    },
+                    "required": ["query"],
                 },
             },
         }
-        for name, argument, description in [
-            ("bash", "command", "The command to run."),
-            ("python", "code", "The Python code to run."),
-        ]
+        for name in ("search", "look")
     ]
 
 
@@ -79,6 +86,8 @@ def test_a_call_as_described_is_understood() -> None:
         (ToolResult("oops\n", 2), "oops\n[exit code 2]"),
         (ToolResult("", None, timed_out=True), "[stopped at its time limit]"),
         (ToolResult("", error="no such file"), "Error: no such file"),
+        (ToolResult("1\n", note="still running", running=True), "1\n[still running]"),
+        (ToolResult("", 137, limit_exceeded="memory_mb"), "[ended for exceeding the sandbox's limit memory_mb]"),
         (ToolResult("0123456789", 0), "012\n[…]\n89\n[5 characters cut from the middle]"),
     ],
 )
