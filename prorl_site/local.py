@@ -172,7 +172,7 @@ def _stop_sandboxes() -> None:
     from sandboxes.registry import get_backend
 
     async def stop_all() -> None:
-        backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
+        backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR, settings.SANDBOX_OPTIONS)
         await asyncio.gather(*(backend.stop(name) for name in await backend.list()))
 
     asyncio.run(stop_all())

@@ -10,6 +10,7 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
 from prorl_site import env, logs
+from sandboxes.options import NodeOptions
 
 VAR_DIR = env.var_dir()
 env.load_file(VAR_DIR / "prorl.env")
@@ -156,6 +157,12 @@ RABBITMQ_MANAGEMENT_URL = env.text("PRORL_RABBITMQ_MANAGEMENT_URL")  # only `pro
 NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])
 SANDBOX_BACKEND = env.text("PRORL_SANDBOX_BACKEND", "bubblewrap")
 SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
+SANDBOX_OPTIONS = NodeOptions(
+    apptainer=env.text("PRORL_APPTAINER"),
+    apptainer_instances=env.boolean("PRORL_APPTAINER_INSTANCES", False),
+    starts=env.integer("PRORL_SANDBOX_STARTS", 4, minimum=1),
+    starts_per_image=env.integer("PRORL_SANDBOX_STARTS_PER_IMAGE", 2, minimum=1),
+)
 LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
 # A process that falls silent in the middle of a transaction must not hold its locks for longer than its lease: the rescuer, and
 # with it the rollouts of everybody else, would wait for it. What the URL says wins.

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.errors import BackendUnavailable
+from sandboxes.options import NodeOptions
 from sandboxes.protocol import Backend
 
-_BACKENDS = {BubblewrapBackend.name: BubblewrapBackend}
+_BACKENDS = {backend.name: backend for backend in (BubblewrapBackend,)}
 
 
 def backend_names() -> list[str]:
@@ -16,7 +17,7 @@ def backend_names() -> list[str]:
     return sorted(_BACKENDS)
 
 
-def get_backend(name: str, state_dir: Path) -> Backend:
+def get_backend(name: str, state_dir: Path, options: NodeOptions | None = None) -> Backend:
     """The backend called `name`, keeping its files below `state_dir`. Raises BackendUnavailable for an unknown name."""
     if name not in _BACKENDS:
         raise BackendUnavailable(f"unknown sandbox backend {name!r}; known: {', '.join(backend_names())}")

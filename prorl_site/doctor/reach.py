@@ -76,7 +76,7 @@ def sandbox() -> Iterator[Finding]:
 
 
 async def _try_sandbox(folder: Path) -> Finding:
-    backend = get_backend(settings.SANDBOX_BACKEND, folder)
+    backend = get_backend(settings.SANDBOX_BACKEND, folder, settings.SANDBOX_OPTIONS)
     support = await backend.probe()
     name = f"prorl-doctor-{os.getpid()}"
     begun = time.perf_counter()

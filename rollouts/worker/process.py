@@ -126,7 +126,7 @@ class WorkerProcess:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _begin(self) -> None:
-        backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR)
+        backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR, settings.SANDBOX_OPTIONS)
         writes = Writes(self._database)
         sandboxes = Sandboxes(database=self._database, backend=backend, node=self.node)
         self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), sandboxes=sandboxes)

@@ -20,13 +20,14 @@ def reachable(source: str) -> str:
         return source
     status = path.stat()
     key = hashlib.sha256(f"{path}\0{status.st_ino}\0{status.st_mtime_ns}".encode()).hexdigest()[:24]
-    copy = _folder() / key / path.name
+    copy = shared_folder() / key / path.name
     if not copy.exists():
         _copy(path, copy)
     return str(copy)
 
 
-def _folder() -> Path:
+def shared_folder() -> Path:
+    """A folder of ours, on a local disk, into which any user can go by name. Raises SandboxStartFailed."""
     folder = _SHARED / f"prorl-binds-{os.geteuid()}"
     folder.mkdir(mode=0o711, exist_ok=True)
     status = folder.lstat()

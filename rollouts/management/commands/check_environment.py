@@ -65,7 +65,7 @@ class Command(BaseCommand):
 async def _sandbox(spec: SandboxSpec) -> AsyncIterator[Session]:
     """A sandbox for one check, in a directory of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        backend = get_backend(settings.SANDBOX_BACKEND, Path(folder))
+        backend = get_backend(settings.SANDBOX_BACKEND, Path(folder), settings.SANDBOX_OPTIONS)
         try:
             await backend.start("check-environment", spec)
             session = await backend.connect("check-environment")

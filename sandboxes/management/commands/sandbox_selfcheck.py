@@ -37,6 +37,6 @@ class Command(BaseCommand):
             sys.exit(1)
 
     async def _run(self, name: str, state_dir: Path, as_json: bool) -> bool:
-        backend = get_backend(name, state_dir)
+        backend = get_backend(name, state_dir, settings.SANDBOX_OPTIONS)
         await backend.probe()
         return await run_and_print(backend, self.stdout.write, as_json=as_json)
