@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+PRIORITY = select.EPOLLPRI
 
 
 class Timer:

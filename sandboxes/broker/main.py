@@ -1,8 +1,11 @@
 """Start-up of the broker: `python3 -I -S BUNDLE DESCRIPTOR LABEL` with a listening Unix socket as standard input.
 
 DESCRIPTOR is the number of an open file with the configuration, one JSON object: `limits` (the fields of
-`sandboxes.protocol.Limits`), `env` (the whole environment of tools) and `dead_man_seconds`. It comes through a descriptor
-because arguments are visible to every user of the host. LABEL is not used: it marks the process for whoever looks for it.
+`sandboxes.protocol.Limits`), `env` (the whole environment of tools) and `dead_man_seconds`. Optional are `places` (where files
+can be written: `watchdog.Places`), `system_calls` (the filter program in hexadecimal digits), `pins_cpus` (whether `cpus` is to
+be kept by us), and `control_group`: the descriptors of its open files `procs` (to write) and `memory_events`. It comes by a
+descriptor because arguments are visible to every user of the host. LABEL is not used: it marks the process for whoever looks
+for it.
 """
 
 from __future__ import annotations
@@ -23,16 +26,28 @@ def main(arguments: Sequence[str]) -> None:
         serve_cells(int(arguments[1]))
         return
     # Not needed by the worker, whose start-up they would slow down.
+    from .confine import join_control_group, keep_to_cpus, refuse_system_calls
     from .loop import Loop
     from .processes import protect_broker
     from .server import Server
     from .tool import Settings
+    from .watchdog import Places, Watchdog
 
     protect_broker()
     with open(int(arguments[0]), "rb") as file:  # noqa: PTH123 - a descriptor
         config = json.load(file)
+    limits = config["limits"]
+    control_group = config.get("control_group", {})
+    if control_group:
+        join_control_group(control_group["procs"])
+    if config.get("pins_cpus"):
+        keep_to_cpus(limits["cpus"])
+    if config.get("system_calls"):
+        refuse_system_calls(bytes.fromhex(config["system_calls"]))
     listener = socket.socket(fileno=os.dup(0))
     os.chdir(config["env"].get("HOME", "/"))
     loop = Loop()
-    Server(loop, listener, Settings(config["limits"], config["env"]), config["dead_man_seconds"])
+    server = Server(loop, listener, Settings(limits, config["env"]), config["dead_man_seconds"])
+    places = Places(**config.get("places", {}))
+    Watchdog(loop, list(server.tools.values()), limits, places, control_group.get("memory_events", -1))
     loop.run()

@@ -23,9 +23,11 @@ class BoundedOutput:
         self._head = bytearray()
         self._tail = bytearray()
         self._seen = 0
+        self.total = 0  # of all times
 
     def add(self, data: bytes) -> None:
         self._seen += len(data)
+        self.total += len(data)
         room = self._head_limit - len(self._head)
         if room > 0:
             self._head += data[:room]

@@ -1,4 +1,4 @@
-"""Processes inside the sandbox: starting tools, finding and killing what a command left behind."""
+"""Processes inside the sandbox: starting tools, listing everything that runs, killing what a command left behind."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE_ALL_TARGETS = 300
 _FREEZE_ROUNDS = 200
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_FIRST_TO_GO = b"1000"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_oom_score = -1  # an open file, once the broker is protected
 
 
 def _prctl(option: int, value: int) -> None:
@@ -36,6 +40,9 @@ def protect_broker() -> None:
     Not being dumpable closes ptrace, /proc/1/mem, /proc/1/fd and pidfd_getfd to processes of the same user. Signals that
     Python handles by default would otherwise reach even process 1.
     """
+    global _oom_score
+    # Opened while it may be: what is not dumpable may not even change itself.
+    _oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,6 +57,8 @@ def rlimits(limits: Mapping[str, int]) -> list[tuple[int, int]]:
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_AS, limits["memory_mb"] * mib),
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
     ]
 
 
@@ -69,7 +78,7 @@ def spawn(
     child becomes the parent of whatever its descendants orphan (it must reap, as shells do). Limits bind the child and its
     descendants, never the broker, which must be able to start a new child when they are exhausted.
     """
-    pid = os.fork()
+    pid = _fork_expendable()
     if pid:
         return pid
     try:
@@ -118,10 +127,21 @@ def kill_descendants(root: int, since: Moment, ignore: Iterable[int] = ()) -> No
 
     Processes of `ignore` and their descendants are spared.
     """
+    ignored = set(ignore)
+
+    def younger(processes: Mapping[int, Process]) -> set[int]:
+        found = (processes[pid] for pid in descendants_of(root, processes, ignored))
+        return {process.pid for process in found if since.is_before(process.pid, process.start)}
+
+    hunt(younger)
+
+
+def hunt(choose: Callable[[Mapping[int, Process]], set[int]]) -> None:
+    """SIGKILL the processes that `choose` picks from all of them, until it finds no more."""
     frozen: set[int] = set()
     for _ in range(_FREEZE_ROUNDS):
         # Frozen first and killed last: a frozen process cannot fork away from the hunt.
-        found = {pid for pid, tick in _descendants(root, set(ignore)) if since.is_before(pid, tick)} - frozen
+        found = choose(list_processes()) - frozen
         if not found:
             break
         for pid in found:
@@ -136,8 +156,9 @@ def kill_descendants(root: int, since: Moment, ignore: Iterable[int] = ()) -> No
 
 def interrupt_descendants(root: int, since: Moment) -> None:
     """SIGINT what descends from `root` and was started after `since`."""
-    for pid, tick in _descendants(root, set()):
-        if since.is_before(pid, tick):
+    processes = list_processes()
+    for pid in descendants_of(root, processes, set()):
+        if since.is_before(pid, processes[pid].start):
             send(pid, signal.SIGINT)
 
 
@@ -152,9 +173,23 @@ def working_directory(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/cwd")
 
 
-def _descendants(root: int, ignore: set[int]) -> list[tuple[int, int]]:
-    """(pid, start tick) of all living descendants of `root`, without `ignore` and what is below it."""
-    children: dict[int, list[tuple[int, int]]] = {}
+class Process:
+    """A process as the kernel lists it: `start` in ticks since the boot, `resident` in bytes, shared pages included."""
+
+    __slots__ = ("parent", "pid", "resident", "start", "threads")
+
+    def __init__(self, pid: int, fields: Sequence[bytes]) -> None:
+        """`fields` are those of /proc/PID/stat from the state on."""
+        self.pid = pid
+        self.parent = int(fields[1])
+        self.threads = int(fields[17])
+        self.start = int(fields[19])
+        self.resident = int(fields[21]) * _PAGE
+
+
+def list_processes() -> dict[int, Process]:
+    """All processes of the sandbox by pid, also those that have ended and were not waited for."""
+    found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -162,16 +197,35 @@ def _descendants(root: int, ignore: set[int]) -> list[tuple[int, int]]:
             fields = _read_small(f"/proc/{name}/stat").rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] != b"Z":
-            children.setdefault(int(fields[1]), []).append((int(name), int(fields[19])))
-    result: list[tuple[int, int]] = []
+        found[int(name)] = Process(int(name), fields)
+    return found
+
+
+def descendants_of(root: int, processes: Mapping[int, Process], ignore: set[int]) -> list[int]:
+    """Pids of what descends from `root`, without `ignore` and what is below it."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    result: list[int] = []
     parents = [root]
     while parents:
-        for pid, tick in children.get(parents.pop(), ()):
-            if pid not in ignore:
-                result.append((pid, tick))
-                parents.append(pid)
+        found = [pid for pid in children.get(parents.pop(), ()) if pid not in ignore]
+        result += found
+        parents += found
     return result
+
+
+def _fork_expendable() -> int:
+    """Fork a child that the kernel kills before us when memory runs out; what it starts inherits that."""
+    ours = os.pread(_oom_score, 16, 0)
+    os.pwrite(_oom_score, _FIRST_TO_GO, 0)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:  # not in the child
+            os.pwrite(_oom_score, ours, 0)
+    return pid
 
 
 def _read_small(path: str) -> bytes:

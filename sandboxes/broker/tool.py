@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .loop import Loop, Timer
+    from .watchdog import Watchdog
 
     Answer = Callable[[Mapping[str, Any], bytes], None]
 
@@ -63,6 +64,8 @@ class Tool:
         self._timer: Timer | None = None
         self._started = 0.0
         self._since: Moment | None = None
+        self._printed_before = 0
+        self.watchdog: Watchdog | None = None
         self.pid: int | None = None
         self._news: dict[str, str] = {}  # environment variables that the running child has not been told of
         self.cwd = settings.env.get("HOME", "/")
@@ -80,12 +83,27 @@ class Tool:
             self._waiting.remove(job)
             job.answer({"failure": {"kind": "cancelled", "message": "cancelled before it started"}}, b"")
 
-    def exceed(self, limit: str) -> None:
-        """End the running job, if any, with all it started, because it exceeded `limit`, a field of `Limits`."""
+    @property
+    def job_since(self) -> Moment | None:
+        """When the running job began; None when none runs."""
+        return None if self._job is None else self._since
+
+    @property
+    def printed(self) -> int:
+        """Bytes printed since the last job began."""
+        return 0 if self._output is None else self._output.kept.total - self._printed_before
+
+    def exceed(self, limit: str, *, replace_child: bool = False) -> None:
+        """End the running job, if any, with all it started, because it exceeded `limit`, a field of `Limits`.
+
+        With `replace_child` the child is ended too, because it is what holds too much.
+        """
         if self._job is not None:
             self._job.limit_exceeded = limit
             self._kill_leftovers()
             self._interrupt()
+        if replace_child:
+            self._kill_child()
 
     def note_env(self, variables: Mapping[str, str]) -> None:
         """These were set in the common settings: a running child learns them with its next job."""
@@ -137,9 +155,12 @@ class Tool:
             self.pid = self._start_child(self._output.writer)
             self._loop.on_exit(self.pid, self._on_exit)
         self._since = Moment()
+        self._printed_before = self._output.kept.total
         self._hand_over(job.text)
         self._news.clear()
         self._timer = self._loop.call_later(job.timeout, self._on_timeout)
+        if self.watchdog is not None:
+            self.watchdog.on_begin(self)
 
     def _on_timeout(self) -> None:
         if self._job is not None:
@@ -178,6 +199,8 @@ class Tool:
         if job.timed_out or job.cancelled or job.limit_exceeded:
             self._kill_leftovers()
         output, missing = self._output.take()
+        if self.watchdog is not None and not job.limit_exceeded:
+            job.limit_exceeded = self.watchdog.on_end(self)
         self._job = None
         if job.cancelled:
             job.answer({"failure": {"kind": "cancelled", "message": "cancelled"}}, b"")

@@ -21,6 +21,7 @@ LIMITS = {
     "processes": 100_000,  # counted for the whole user where there is no namespace
     "file_size_mb": 16,
     "disk_mb": 0,
+    "flood_mb": 64,
     "open_files": 1024,
     "output_bytes": 1000,
 }
