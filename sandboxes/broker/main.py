@@ -45,7 +45,9 @@ def main(arguments: Sequence[str]) -> None:
     if config.get("system_calls"):
         refuse_system_calls(bytes.fromhex(config["system_calls"]))
     listener = socket.socket(fileno=os.dup(0))
-    os.chdir(config["env"].get("HOME", "/"))
+    home = config["env"].get("HOME", "/")
+    os.environ["HOME"] = home  # what ~ means in paths; Apptainer sets another one
+    os.chdir(home)
     loop = Loop()
     server = Server(loop, listener, Settings(limits, config["env"]), config["dead_man_seconds"])
     places = Places(**config.get("places", {}))
