@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from sandboxes import broker
 from sandboxes.errors import BackendUnavailable
 
+_MOMENT = 1_000_000_000  # seconds; any that an archive can name
 _MAIN = "import sys\n\nfrom broker.main import main\n\nmain(sys.argv[1:])\n"
 _COMPILE = """
 import compileall, sys
@@ -29,6 +31,8 @@ def build_bundle(interpreter: str) -> bytes:
         (root / "__main__.py").write_text(_MAIN)
         for source in Path(broker.__path__[0]).glob("*.py"):
             (root / "broker" / source.name).write_bytes(source.read_bytes())
+        for path in root.rglob("*.py"):
+            os.utime(path, (_MOMENT, _MOMENT))  # so that the same sources make the same archive
         command = [interpreter, "-I", "-S", "-c", _COMPILE, directory]
         compiled = subprocess.run(command, capture_output=True, text=True, check=False)
         if compiled.returncode != 0:
@@ -36,5 +40,6 @@ def build_bundle(interpreter: str) -> bytes:
         archive = root / "bundle"
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
             for path in sorted(root.rglob("*.py*")):
+                os.utime(path, (_MOMENT, _MOMENT))
                 bundle.write(path, path.relative_to(root))
         return archive.read_bytes()
