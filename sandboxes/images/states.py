@@ -3,8 +3,8 @@
     image:  PENDING -> BUILDING -> READY         build:  QUEUED -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
             FAILED  -> PENDING
 
-An image that is READY stays so while it is built anew, and when that fails: rollouts go on with what is there. A build goes back
-to QUEUED when its worker was lost or stopped, or when it failed in a way that may pass.
+An image that is READY stays so while it is built anew, and when that fails: rollouts go on with what is there. A build goes
+back to QUEUED when its worker was lost or stopped, or when it failed in a way that may pass.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
             name='Image',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=100, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9._-]*\\Z', 'Use lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit.')])),
+                ('name', models.CharField(max_length=100, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9._-]*\\Z', 'Use lower-case letters, digits, dots, dashes and underscores; begin with a letter or digit.')])),
                 ('kind', models.CharField(choices=[('docker_archive', 'docker_archive'), ('oci', 'oci'), ('sif', 'sif'), ('definition', 'definition'), ('tarball', 'tarball'), ('debian', 'debian'), ('python', 'python')], help_text='What it is made from.', max_length=20)),
                 ('source', models.JSONField(default=dict, help_text='The settings of its kind.')),
                 ('format', models.CharField(choices=[('directory', 'directory'), ('sif', 'sif')], default='directory', help_text='In which form it is kept.', max_length=10)),

@@ -14,7 +14,7 @@ from sandboxes.images.states import UNFINISHED, BuildState, Format, ImageState
 
 image_name_validator = RegexValidator(
     r"^[a-z0-9][a-z0-9._-]*\Z",
-    "Use lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
+    "Use lower-case letters, digits, dots, dashes and underscores; begin with a letter or digit.",
 )
 
 

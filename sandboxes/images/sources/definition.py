@@ -1,0 +1,45 @@
+"""An Apptainer definition, which Apptainer builds. No Django."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from sandboxes.images.convert import apptainer_build
+from sandboxes.images.job import Job, Made
+from sandboxes.images.states import Format
+
+from .base import Source, SourceSettings
+
+_SPACE = 4 << 30
+_ON_HOST = re.compile(r"^\s*%(setup|pre)\b", re.MULTILINE)
+
+
+class DefinitionSettings(SourceSettings):
+    text: str = Field(min_length=1, max_length=100_000, description="The definition itself, beginning with Bootstrap.")
+
+    @field_validator("text")
+    @classmethod
+    def _runs_nothing_on_the_host(cls, text: str) -> str:
+        if found := _ON_HOST.search(text):
+            raise ValueError(f"%{found[1]} is not allowed, since it runs on the node, outside of the image; use %post")
+        if not re.search(r"^\s*Bootstrap\s*:\s*\S+", text, re.IGNORECASE | re.MULTILINE):
+            raise ValueError("there is no line `Bootstrap: …`, which says what it begins with")
+        return text
+
+
+class Definition(Source):
+    kind: ClassVar[str] = "definition"
+    settings: ClassVar[type[DefinitionSettings]] = DefinitionSettings
+
+    def space(self, settings: DefinitionSettings) -> int:
+        return _SPACE
+
+    async def make(self, settings: DefinitionSettings, job: Job) -> Made:
+        definition, target = job.workspace / "image.def", job.workspace / "image.sif"
+        definition.write_text(settings.text)
+        job.step("building with Apptainer", 0.0, 1.0)
+        await apptainer_build(job, definition, target)
+        return Made(target, Format.SIF)
