@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 from sandboxes.broker.framing import MAX_PAYLOAD, FrameError, FrameReader, encode
 from sandboxes.errors import SandboxError, SandboxFileError, SandboxLost, SandboxProtocolError
-from sandboxes.protocol import CommandResult, FileEntry, PythonResult
+from sandboxes.network.streams import Streams
+from sandboxes.protocol import CommandResult, FileEntry, PythonResult, Serve
 
 _Answer = tuple[dict[str, Any], bytes]
 
@@ -24,6 +26,8 @@ class BrokerSession(asyncio.Protocol):
         self._frames = FrameReader()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
+        self._on_more: dict[int, Callable[[dict[str, Any], bytes], None]] = {}  # what takes frames before the answer
+        self._forwards: list[Streams] = []
         self._transport: asyncio.Transport | None = None
         self._broken: SandboxError | None = None
         self._closed = asyncio.get_running_loop().create_future()
@@ -88,6 +92,23 @@ class BrokerSession(asyncio.Protocol):
         header, _ = await self._request("list", path=path)
         return [FileEntry(path=entry["path"], kind=entry["kind"], size=entry["size"]) for entry in header["entries"]]
 
+    async def forward(self, serve: Serve, *, port: int = 0) -> int:
+        """Raises SandboxProtocolError when the port is taken inside."""
+        number = next(self._ids)
+        streams = Streams(self._sandbox, serve, functools.partial(self._send_more, number))
+        answer = self._begin(number, "forward", b"", {"port": port}, streams.on_frame)
+        try:
+            await asyncio.wait({answer, streams.port}, return_when=asyncio.FIRST_COMPLETED)
+            if not streams.port.done():
+                header, _ = answer.result()
+                raise self._error(header["failure"], {})
+        except BaseException:
+            self._abandon(number)
+            raise
+        answer.add_done_callback(lambda ended: ended.exception())  # the session's end, of which everybody else is told
+        self._forwards.append(streams)
+        return streams.port.result()
+
     async def until_lost(self) -> NoReturn:
         await asyncio.shield(self._closed)
         raise self._broken or SandboxLost(f"{self._sandbox}: not connected")
@@ -97,27 +118,53 @@ class BrokerSession(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             await asyncio.shield(self._closed)
+            for streams in self._forwards:
+                await streams.wait_ended()
 
     # The wire.
 
     async def _request(self, verb: str, payload: bytes = b"", **arguments: Any) -> _Answer:
-        if self._transport is None or self._broken is not None:
-            raise self._broken or SandboxLost(f"{self._sandbox}: not connected")
         number = next(self._ids)
-        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
-        self._transport.write(encode({"id": number, "verb": verb, **arguments}, payload))
+        future = self._begin(number, verb, payload, arguments)
         try:
             header, data = await future
         except asyncio.CancelledError:
-            if self._broken is None:
-                self._transport.write(encode({"id": number, "verb": "cancel"}))
+            self._abandon(number)
             raise
         finally:
             self._pending.pop(number, None)
         if "failure" in header:
             raise self._error(header["failure"], arguments)
         return header, data
+
+    def _begin(
+        self,
+        number: int,
+        verb: str,
+        payload: bytes,
+        arguments: Mapping[str, Any],
+        on_more: Callable[[dict[str, Any], bytes], None] | None = None,
+    ) -> asyncio.Future[_Answer]:
+        """`on_more` gets the frames before the answer."""
+        if self._transport is None or self._broken is not None:
+            raise self._broken or SandboxLost(f"{self._sandbox}: not connected")
+        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        if on_more is not None:
+            self._on_more[number] = on_more
+        self._transport.write(encode({"id": number, "verb": verb, **arguments}, payload))
+        return future
+
+    def _send_more(self, number: int, header: Mapping[str, Any], payload: bytes) -> None:
+        if self._transport is not None and self._broken is None:
+            self._transport.write(encode({"id": number, "more": True, **header}, payload))
+
+    def _abandon(self, number: int) -> None:
+        """Nobody waits for the answer any more."""
+        self._pending.pop(number, None)
+        self._on_more.pop(number, None)
+        if self._transport is not None and self._broken is None:
+            self._transport.write(encode({"id": number, "verb": "cancel"}))
 
     def _error(self, failure: dict[str, Any], arguments: dict[str, Any]) -> SandboxError:
         message = f"{self._sandbox}: {failure['message']}"
@@ -135,11 +182,19 @@ class BrokerSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for header, payload in self._frames.feed(data):
-                future = self._pending.get(header.get("id", 0))
+                number = header.get("id", 0)
+                if header.get("more"):
+                    on_more = self._on_more.get(number)
+                    if on_more is not None:
+                        on_more(header, payload)
+                    continue
+                future = self._pending.get(number)
                 if future is not None and not future.done():
                     future.set_result((header, payload))
         except FrameError as error:
             self._fail(SandboxProtocolError(f"{self._sandbox}: {error}"))
+        except SandboxProtocolError as error:
+            self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(SandboxLost(f"{self._sandbox}: the broker closed the connection"))
@@ -154,3 +209,5 @@ class BrokerSession(asyncio.Protocol):
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(self._broken)
+        for streams in self._forwards:
+            streams.break_off()

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 MAX_FRAME = 64 * 1024 * 1024
 MAX_PAYLOAD = MAX_FRAME - 64 * 1024  # leaves room for the header
 
+# Of forwarded ports, see `forward`.
+MAX_STREAMS = 64
+STREAM_WINDOW = 128 * 1024
+STREAM_CHUNK = 64 * 1024
+
 _LENGTHS = struct.Struct("!II")
 _LENGTH = struct.Struct("!I")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from .files import FileFailure
+from .forward import open_forward
 from .framing import MAX_FRAME, FrameError, FrameReader, encode
 from .interpreter import Interpreter
 from .loop import READ, WRITE, Loop
@@ -35,8 +36,8 @@ class Server:
         self.tools["bash"] = Shell(loop, settings, siblings)
         self.tools["python"] = Interpreter(loop, settings, siblings)
         siblings.extend(self.tools.values())
-        # Whoever serves more verbs adds them here.
         self.verbs: dict[str, Callable[[Request], None]] = Verbs(settings, self.tools).table()
+        self.verbs["forward"] = lambda request: open_forward(loop, request)
         self._listener = listener
         self._dead_man = dead_man
         self._connections: set[Connection] = set()
