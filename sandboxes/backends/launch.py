@@ -8,16 +8,15 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from sandboxes import channel
 from sandboxes.backends import bwrap_program, host_processes
 from sandboxes.backends.staging import reachable
+from sandboxes.backends.state import LOG, Place
 from sandboxes.errors import SandboxStartFailed
 from sandboxes.protocol import SandboxSpec
 
 INTERPRETER = "/usr/bin/python3"
-LOG = "log"
 
 _STATUS = "bubblewrap.json"  # written by bubblewrap before it lets process 1 go on
 _ABANDON_TIMEOUT = 1.0  # what is left then, `stop` finds
@@ -36,7 +35,7 @@ class Host:
 
 
 @contextlib.contextmanager
-def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterator[None]:
+def launch(host: Host, place: Place, spec: SandboxSpec) -> Iterator[None]:
     """Start the sandbox detached, for the caller to wait inside the block until its broker serves.
 
     bubblewrap's own process only waits for process 1. It is ended with the block, so that no worker has to reap it later; if
@@ -48,7 +47,7 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
         "dead_man_seconds": spec.dead_man_seconds,
     }
     with contextlib.ExitStack() as stack:
-        status = stack.enter_context((directory / _STATUS).open("wb")).fileno()
+        status = stack.enter_context((place.directory / _STATUS).open("wb")).fileno()
         configuration = _memory_file(stack, json.dumps(config).encode())
         files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
         files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
@@ -56,9 +55,9 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
         binds = {bind.target: bind.source if host.user is None else reachable(bind.source) for bind in spec.binds}
         options = bwrap_program.sandbox_arguments(spec, files, binds, status, seccomp)
         arguments = _memory_file(stack, "\0".join(options).encode() + b"\0")
-        broker = [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE, str(configuration), label]
-        log = stack.enter_context((directory / LOG).open("wb"))
-        listener = stack.enter_context(channel.listen(directory))
+        broker = [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE, str(configuration), place.label]
+        log = stack.enter_context((place.directory / LOG).open("wb"))
+        listener = stack.enter_context(channel.listen(place.directory))
         inherited = [status, configuration, arguments, *files.values(), *([] if seccomp is None else [seccomp])]
         try:
             launcher = subprocess.Popen(
@@ -71,34 +70,34 @@ def launch(host: Host, directory: Path, label: str, spec: SandboxSpec) -> Iterat
                 **bwrap_program.process_options(host.bwrap, host.user),
             )
         except OSError as error:
-            raise SandboxStartFailed(f"{directory.name}: {error}") from error
+            raise SandboxStartFailed(f"{place.name}: {error}") from error
         listener.close()  # so that a connection fails at once when the launcher ends early
         try:
             yield
         except BaseException:
             launcher.kill()
             launcher.wait()
-            host_processes.end_marked(read_mark(directory, label), _ABANDON_TIMEOUT)
+            host_processes.end_marked(read_mark(place), _ABANDON_TIMEOUT)
             raise
         finally:
             launcher.kill()
             launcher.wait()
 
 
-def read_mark(directory: Path, label: str) -> host_processes.Mark:
-    """How to recognise the processes of the sandbox that keeps its files in `directory`.
+def read_mark(place: Place) -> host_processes.Mark:
+    """How to recognise the processes of a sandbox.
 
     bubblewrap writes its line in pieces, and may be ended between two of them. Until the line is whole, process 1 waits for
     bubblewrap and still carries the label in its arguments.
     """
     try:
-        line, whole, _ = (directory / _STATUS).read_text().partition("\n")
+        line, whole, _ = (place.directory / _STATUS).read_text().partition("\n")
     except FileNotFoundError:
-        return host_processes.Mark(label, None, None)
+        return host_processes.Mark(place.label, None, None)
     if not whole:
-        return host_processes.Mark(label, None, None)
+        return host_processes.Mark(place.label, None, None)
     status = json.loads(line)
-    return host_processes.Mark(label, int(status["child-pid"]), int(status["pid-namespace"]))
+    return host_processes.Mark(place.label, int(status["child-pid"]), int(status["pid-namespace"]))
 
 
 def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.backends.host_processes import Mark, end_marked
-from sandboxes.errors import BackendUnavailable, SandboxLost, SandboxStartFailed
+from sandboxes.backends.state import remove_tree
+from sandboxes.errors import BackendUnavailable, SandboxExists, SandboxLost, SandboxStartFailed
 from sandboxes.protocol import Bind, SandboxSpec
 from sandboxes.registry import get_backend
 
@@ -90,15 +95,86 @@ async def test_sandboxes_outlive_the_process_that_started_them(tmp_path: Path) -
     await backend.stop("x")
 
 
+async def test_a_renamed_sandbox_is_known_by_its_new_name_only(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(tmp_path)
+    await backend.start("warm-1", SandboxSpec())
+    session = await backend.connect("warm-1")
+    await backend.rename("warm-1", "prorl-7-1")
+    assert await backend.list() == ["prorl-7-1"]
+    assert (await session.bash("echo open sessions go on", timeout=5)).exit_code == 0
+    await session.close()
+    with pytest.raises(SandboxLost):
+        await backend.connect("warm-1")
+    await (await backend.connect("prorl-7-1")).close()
+    await backend.start("warm-1", SandboxSpec())
+    await asyncio.gather(backend.stop("warm-1"), backend.stop("prorl-7-1"))
+    assert await backend.list() == []
+
+
+async def test_a_rename_takes_no_name_that_is_in_use_and_needs_a_sandbox(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(tmp_path)
+    await backend.start("one", SandboxSpec())
+    (tmp_path / "two").mkdir()
+    with pytest.raises(SandboxExists, match="two"):
+        await backend.rename("one", "two")
+    with pytest.raises(SandboxLost, match="three"):
+        await backend.rename("three", "four")
+    with pytest.raises(ValueError, match="not a sandbox name"):
+        await backend.rename("one", "../one")
+    assert await backend.list() == ["one", "two"]
+    await (await backend.connect("one")).close()
+    await backend.stop("one")
+
+
+def test_directories_that_were_closed_by_an_agent_can_be_removed() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o777)
+        with _ordinary_user():
+            (base / "tree" / "closed" / "deep").mkdir(parents=True)
+            (base / "tree" / "closed" / "deep" / "file").write_text("x")
+            (base / "outside").mkdir(mode=0o500)
+            (base / "tree" / "link").symlink_to(base / "outside")
+            (base / "tree" / "closed" / "deep").chmod(0)
+            (base / "tree" / "closed").chmod(0)
+            remove_tree(base / "tree")
+        assert [path.name for path in base.iterdir()] == ["outside"]
+        assert stat.S_IMODE((base / "outside").stat().st_mode) == 0o500
+
+
+@contextlib.contextmanager
+def _ordinary_user() -> Iterator[None]:
+    """File permissions count, also when the tests run as root."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(54321)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
 def test_a_process_that_took_over_a_recorded_pid_is_spared() -> None:
-    with subprocess.Popen(["sleep", "600"]) as stranger:
+    with _process("sleep", "600") as stranger:
         namespace = Path(f"/proc/{stranger.pid}/ns/pid").stat().st_ino
         assert end_marked(Mark("prorl-sandbox-0", stranger.pid, namespace), timeout=1) == []
         assert stranger.poll() is None
-        stranger.kill()
 
 
 def test_a_marked_process_is_killed_and_waited_for() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "prorl-sandbox-1"]) as process:
+    with _process(sys.executable, "-c", "import time; time.sleep(600)", "prorl-sandbox-1") as process:
         assert end_marked(Mark("prorl-sandbox-1", None, None), timeout=5) == []
         assert process.wait(5) == -9
+
+
+@contextlib.contextmanager
+def _process(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose arguments can be seen, which they cannot while it begins."""
+    process = subprocess.Popen(command)
+    try:
+        while command[-1].encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.wait()
