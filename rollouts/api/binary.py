@@ -1,4 +1,4 @@
-"""MessagePack answers: token arrays as they are in memory, where JSON would need text for them."""
+"""Answers that are not text: data, and MessagePack with token arrays as they are in memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+
+class DataRenderer(JSONRenderer):
+    """Lets clients ask for data by `Accept`. What it renders are the problems of requests that get none."""
+
+    media_type = "application/octet-stream"
+    format = "data"
 
 
 class MsgpackRenderer(BaseRenderer):

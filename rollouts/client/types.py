@@ -237,6 +237,13 @@ class ModelCall(TypedDict):
     at: str
 
 
+class ToolPicture(TypedDict):
+    index: int
+    mime: str
+    size: int
+    sha256: str
+
+
 class ToolCall(TypedDict):
     turn: int
     index: int
@@ -248,6 +255,10 @@ class ToolCall(TypedDict):
     timed_out: bool
     truncated_bytes: int
     error: str
+    note: str
+    running: bool
+    limit_exceeded: str
+    pictures: list[ToolPicture]
     started_at: str
     duration: float
 

@@ -13,7 +13,7 @@ from .rollout import Attempt, Rollout, RolloutEvent
 from .run import Group, Run
 from .stage_failure import StageFailure
 from .tally import RunTally
-from .trajectory import Message, ModelCall, Reward, ToolCall
+from .trajectory import Message, ModelCall, Reward, ToolCall, ToolPicture
 from .webhook import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "StageFailure",
     "Task",
     "ToolCall",
+    "ToolPicture",
     "WebhookAttempt",
     "WebhookDelivery",
     "WebhookEndpoint",

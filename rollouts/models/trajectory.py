@@ -85,6 +85,11 @@ class ToolCall(models.Model):
     timed_out = models.BooleanField(default=False)
     truncated_bytes = models.PositiveBigIntegerField(default=0)
     error = models.TextField(blank=True)
+    note = models.TextField(blank=True, default="", db_default="", help_text="The tool's word about what was done.")
+    running = models.BooleanField(default=False, db_default=False, help_text="The command went on.")
+    limit_exceeded = models.CharField(
+        max_length=30, blank=True, default="", db_default="", help_text="The sandbox's limit for which it was ended."
+    )
     started_at = models.DateTimeField()
     duration = models.FloatField(help_text="Seconds.")
 
@@ -99,6 +104,33 @@ class ToolCall(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} in turn {self.turn}"
+
+
+class ToolPicture(models.Model):
+    """A picture that a tool call displayed. Its data is a blob, and of the type that the sandbox calls it."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="tool_pictures")
+    attempt = models.PositiveIntegerField()
+    turn = models.PositiveIntegerField()
+    call = models.PositiveIntegerField(help_text="The call's place in its turn.")
+    index = models.PositiveIntegerField(help_text="Place in its call.")
+    mime = models.CharField(max_length=40)
+    blob = models.ForeignKey(Blob, models.PROTECT, related_name="+")
+
+    class Meta:
+        ordering: ClassVar = ["turn", "call", "index"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["rollout", "attempt", "turn", "call", "index"], name="tool_picture_place_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"picture {self.index} of call {self.call} in turn {self.turn}"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether pages show it. SVG is not: it is a document that can run scripts."""
+        return self.mime in ("image/png", "image/jpeg")
 
 
 class Reward(models.Model):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Q, Sum
 
-from rollouts.models import Blob, Project, Rollout, ToolCall
+from rollouts.models import Blob, Project, Rollout, ToolCall, ToolPicture
 
 
 def whole_artefacts(rollout: Rollout) -> dict[str, Any]:
@@ -24,6 +24,12 @@ def tool_call_of(rollout: Rollout, turn: int, index: int) -> ToolCall | None:
     """A tool call of the newest attempt by its place, if there is one."""
     calls = ToolCall.objects.select_related("output_blob").filter(rollout=rollout, attempt=rollout.attempt)
     return calls.filter(turn=turn, index=index).first()
+
+
+def picture_of(rollout: Rollout, turn: int, call: int, index: int) -> ToolPicture | None:
+    """A picture of the newest attempt by its place, if there is one."""
+    pictures = ToolPicture.objects.select_related("blob").filter(rollout=rollout, attempt=rollout.attempt)
+    return pictures.filter(turn=turn, call=call, index=index).first()
 
 
 class ProjectStorage(NamedTuple):
@@ -44,7 +50,8 @@ def project_storage(project: Project) -> ProjectStorage:
     finished = Rollout.objects.filter(project=project, finished_at__isnull=False)
     artefacts = Rollout.objects.filter(project=project, artefacts_blob__isnull=False).values("artefacts_blob")
     outputs = ToolCall.objects.filter(rollout__project=project, output_blob__isnull=False).values("output_blob")
-    blobs = Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs))
+    pictures = ToolPicture.objects.filter(rollout__project=project).values("blob")
+    blobs = Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs) | Q(pk__in=pictures))
     return ProjectStorage(
         **finished.aggregate(rollouts=Count("id"), with_trajectory=Count("id", filter=Q(trajectory_pruned_at=None))),
         **blobs.aggregate(blobs=Count("pk"), blob_bytes=Sum("size", default=0), stored_bytes=Sum("stored_size", default=0)),

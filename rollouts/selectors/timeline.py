@@ -10,7 +10,7 @@ from django.db.models import F, Func, IntegerField, QuerySet
 from django.db.models.functions import Coalesce
 
 from rollouts.engine.tools import ToolResult, render_result
-from rollouts.models import Message, ModelCall, Reward, Rollout, ToolCall
+from rollouts.models import Message, ModelCall, Reward, Rollout, ToolCall, ToolPicture
 
 _TOKEN_BYTES = 4
 
@@ -25,10 +25,17 @@ class _TokenCount(Func):
 
 @dataclass
 class ToolStep:
-    """A tool call with its output. `seen` is what the model was told, when that is not all of it."""
+    """A tool call with what it displayed. `seen` is what the model was told, when that is not all of it."""
 
     call: ToolCall
     seen: str = ""
+    pictures: list[ToolPicture] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """An error, a timeout, a limit, or an exit code other than 0."""
+        call = self.call
+        return bool(call.error or call.timed_out or call.limit_exceeded or call.exit_code)
 
 
 @dataclass
@@ -43,8 +50,8 @@ class Turn:
 
     @property
     def failed(self) -> bool:
-        """Some tool call went wrong: an error, a timeout, or an exit code other than 0."""
-        return any(step.call.error or step.call.timed_out or step.call.exit_code for step in self.tools)
+        """Some tool call went wrong."""
+        return any(step.failed for step in self.tools)
 
 
 def calls_of(rollout: Rollout, attempt: int) -> QuerySet[ModelCall]:
@@ -62,7 +69,7 @@ def calls_of(rollout: Rollout, attempt: int) -> QuerySet[ModelCall]:
 
 
 def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
-    """The turns of the newest attempt that come after turn `after`, in three queries."""
+    """The turns of the newest attempt that come after turn `after`, in four queries."""
     found: dict[int, Turn] = {}
     replied: set[int] = set()
     answers: dict[int, list[str]] = defaultdict(list)  # what the model was told of its tool calls, in their order
@@ -84,8 +91,11 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
         turn = at(call.turn)
         turn.call = call
         turn.reply = call.text or turn.reply
+    pictures: dict[tuple[int, int], list[ToolPicture]] = defaultdict(list)
+    for picture in ToolPicture.objects.filter(**scope):
+        pictures[picture.turn, picture.call].append(picture)
     for tool_call in ToolCall.objects.filter(**scope).order_by("turn", "index"):
-        at(tool_call.turn).tools.append(ToolStep(tool_call))
+        at(tool_call.turn).tools.append(ToolStep(tool_call, pictures=pictures[tool_call.turn, tool_call.index]))
     for turn in found.values():
         for step, answer in zip(turn.tools, answers[turn.number], strict=False):
             step.seen = "" if answer == _expected_answer(step.call) else answer
@@ -100,6 +110,8 @@ def _expected_answer(call: ToolCall) -> str:
         timed_out=call.timed_out,
         truncated_bytes=call.truncated_bytes,
         error=call.error,
+        note=call.note,
+        limit_exceeded=call.limit_exceeded,
     )
     return render_result(result, max_chars=len(call.output))
 

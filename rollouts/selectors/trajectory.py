@@ -11,10 +11,10 @@ from django.db.models import F, QuerySet
 
 from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct
 from rollouts.llm.types import ModelCallRecord
-from rollouts.models import Message, ModelCall, Rollout, ToolCall
+from rollouts.models import Message, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.storage import whole_output
 
-_Row = TypeVar("_Row", Message, ModelCall, ToolCall)
+_Row = TypeVar("_Row", Message, ModelCall, ToolCall, ToolPicture)
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Trajectory:
     messages: list[Message] = field(default_factory=list)
     model_calls: list[ModelCall] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
+    pictures: list[ToolPicture] = field(default_factory=list)
 
     def segments(self) -> list[Segment]:
         """The trainer's view: append-only sequences with a mask of what was sampled. Empty when the server gave no ids."""
@@ -38,7 +39,7 @@ class Trajectory:
 
 
 def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict[UUID, Trajectory]:
-    """The trajectories of several rollouts in three queries. A rollout that has not run yet has an empty one.
+    """The trajectories of several rollouts in four queries. A rollout that has not run yet has an empty one.
 
     Large tool outputs are read from the blob storage unless `excerpts` of them will do. Raises `BlobUnreadable`.
     """
@@ -51,6 +52,8 @@ def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict
         if not excerpts:
             tool_call.output = whole_output(tool_call)
         found[tool_call.rollout_id].tool_calls.append(tool_call)
+    for picture in _newest(ToolPicture, found).select_related("blob").order_by("rollout_id", "turn", "call", "index"):
+        found[picture.rollout_id].pictures.append(picture)
     return found
 
 

@@ -103,6 +103,11 @@ def offload_tool_output(call: ToolCallRecord) -> ToolCallRecord:
     return dataclasses.replace(call, output=cut_middle(output, _EXCERPT_CHARS)[0], output_blob=put(output.encode()))
 
 
+def offload_pictures(call: ToolCallRecord) -> ToolCallRecord:
+    """The same call, with its pictures stored as blobs."""
+    return dataclasses.replace(call, picture_blobs=tuple(put(picture.data) for picture in call.pictures))
+
+
 def artefacts_are_large(outcome: RunOutcome) -> bool:
     return is_large(json.dumps(outcome.artefacts, ensure_ascii=False))
 

@@ -66,6 +66,11 @@ WITH held AS (
 ){tools}
 SELECT rollout_id, attempt FROM held
 """
+_PICTURES = """, pictures AS (
+    INSERT INTO rollouts_toolpicture ({picture_columns})
+    SELECT {picture_columns} FROM unnest({picture_arrays}) AS p({picture_columns}) JOIN held USING (rollout_id, attempt)
+    ON CONFLICT (rollout_id, attempt, turn, call, index) DO NOTHING
+)"""
 _TOOLS = """, tools AS (
     INSERT INTO rollouts_toolcall ({tool_columns})
     SELECT {tool_columns} FROM unnest({tool_arrays}) AS t({tool_columns}) JOIN held USING (rollout_id, attempt)
@@ -91,7 +96,9 @@ _TOOL = _PLACE | {
         "exit_code": "int",
     },
     **{"timed_out": "bool", "truncated_bytes": "bigint", "error": "text", "started_at": "timestamptz", "duration": "float8"},
+    **{"note": "text", "running": "bool", "limit_exceeded": "text"},
 }
+_PICTURE = _PLACE | {"turn": "int", "call": "int", "index": "int", "mime": "text", "blob_id": "text"}
 
 
 def _columns(columns: Mapping[str, str]) -> str:
@@ -107,15 +114,16 @@ def _parameters(prefix: str, columns: Mapping[str, str], rows: Sequence[Mapping[
 
 
 _RECORD_TOOLS = _TOOLS.format(tool_columns=_columns(_TOOL), tool_arrays=_arrays("tool", _TOOL))
+_RECORD_PICTURES = _PICTURES.format(picture_columns=_columns(_PICTURE), picture_arrays=_arrays("picture", _PICTURE))
 _STATEMENTS = {
-    with_tools: _RECORD.format(
+    parts: _RECORD.format(
         call_columns=_columns(_CALL),
         call_arrays=_arrays("call", _CALL),
         message_columns=_columns(_MESSAGE),
         message_arrays=_arrays("message", _MESSAGE),
-        tools=_RECORD_TOOLS if with_tools else "",
+        tools="".join(parts),
     )
-    for with_tools in (False, True)
+    for parts in [(), (_RECORD_TOOLS,), (_RECORD_TOOLS, _RECORD_PICTURES)]
 }
 
 
@@ -125,6 +133,7 @@ def record_turns(writes: Sequence[TurnWrite]) -> list[bool]:
     calls = [_call(write, now) for write in writes if write.record.model_call]
     messages = [row for write in writes for row in _messages(write)]
     tools = [row for write in writes for row in _tool_calls(write)]
+    pictures = [row for write in writes for row in _pictures(write)]
     parameters: dict[str, Any] = {
         "state": STAGES[Stage.RUN].holds_in.value,
         "id": [write.claim.rollout_id for write in writes],
@@ -133,9 +142,14 @@ def record_turns(writes: Sequence[TurnWrite]) -> list[bool]:
         **_parameters("call", _CALL, calls),
         **_parameters("message", _MESSAGE, messages),
     }
+    parts: tuple[str, ...] = ()
     if tools:
+        parts = (_RECORD_TOOLS,)
         parameters |= _parameters("tool", _TOOL, tools)
-    stored = set(execute_prepared(_STATEMENTS[bool(tools)], parameters))
+    if pictures:
+        parts = (_RECORD_TOOLS, _RECORD_PICTURES)
+        parameters |= _parameters("picture", _PICTURE, pictures)
+    stored = set(execute_prepared(_STATEMENTS[parts], parameters))
     return [(write.claim.rollout_id, write.claim.attempt) in stored for write in writes]
 
 
@@ -199,10 +213,28 @@ def _tool_calls(write: TurnWrite) -> list[dict[str, Any]]:
             "timed_out": t.timed_out,
             "truncated_bytes": t.truncated_bytes,
             "error": storable_text(t.error),
+            "note": storable_text(t.note),
+            "running": t.running,
+            "limit_exceeded": t.limit_exceeded[:30],
             "started_at": datetime.fromtimestamp(t.started_at, UTC),
             "duration": t.duration,
         }
         for t in write.record.tool_calls
+    ]
+
+
+def _pictures(write: TurnWrite) -> list[dict[str, Any]]:
+    return [
+        {
+            **_place(write.claim),
+            "turn": t.turn,
+            "call": t.index,
+            "index": index,
+            "mime": storable_text(picture.mime)[:40],
+            "blob_id": blob,
+        }
+        for t in write.record.tool_calls
+        for index, (picture, blob) in enumerate(zip(t.pictures, t.picture_blobs, strict=True))
     ]
 
 

@@ -30,6 +30,7 @@ from rollouts.models import (
     Run,
     StageFailure,
     ToolCall,
+    ToolPicture,
     WebhookDelivery,
     WorkerProcess,
 )
@@ -151,7 +152,7 @@ _TRAJECTORIES = _OfRollouts(
     "trajectories",
     "keep_trajectories_days",
     "trajectory_pruned_at",
-    (Message, ModelCall, ToolCall),
+    (Message, ModelCall, ToolCall, ToolPicture),
     {"artefacts": {}, "artefacts_blob": None},
 )
 

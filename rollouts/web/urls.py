@@ -34,6 +34,11 @@ urlpatterns = [
         downloads.tool_output,
         name="rollout-tool-output",
     ),
+    path(
+        "rollouts/<uuid:rollout_id>/turns/<int:turn>/calls/<int:index>/pictures/<int:picture>",
+        downloads.tool_picture,
+        name="rollout-tool-picture",
+    ),
     path("queue/", queue.detail, name="queue"),
     path("queue/live/", queue.live, name="queue-live"),
     path("nodes/", nodes.listing, name="nodes"),

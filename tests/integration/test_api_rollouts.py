@@ -205,7 +205,7 @@ def test_reading_takes_the_same_queries_whatever_the_length(
         case.domain.submit(n=size)
         with django_assert_num_queries(2):  # key, rollouts
             assert len(case.reader.get(ROLLOUTS).json()["results"]) > size
-    with django_assert_num_queries(5):  # key, rollout, messages, model calls, tool calls
+    with django_assert_num_queries(6):  # key, rollout, messages, model calls, tool calls, pictures
         case.reader.get(f"{ROLLOUTS}{rollout.id}/trajectory/?tokens=full")
     with django_assert_num_queries(3):  # key, rollout, events
         case.reader.get(f"{ROLLOUTS}{rollout.id}/events/")

@@ -43,6 +43,10 @@ def _tool_json(step: ToolStep) -> dict[str, Any]:
         "exit_code": call.exit_code,
         "timed_out": call.timed_out,
         "error": _cut(call.error),
+        "note": _cut(call.note),
+        "running": call.running,
+        "limit_exceeded": call.limit_exceeded,
+        "pictures": len(step.pictures),
         "duration": call.duration,
     }
 

@@ -6,13 +6,14 @@ Token arrays are large, so these are built as plain values; the serializer class
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from typing import Any
 
 from rest_framework import serializers
 
 from rollouts.api.cursors import position_cursor
 from rollouts.api.serializers.runs import RolloutSerializer
-from rollouts.models import ModelCall, Rollout, ToolCall
+from rollouts.models import ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.results import position_of
 from rollouts.selectors.segments import PackedSegment
 from rollouts.selectors.trajectory import Trajectory
@@ -45,6 +46,15 @@ class ModelCallSerializer(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
 
 
+class ToolPictureSerializer(serializers.Serializer[Any]):
+    """A picture that a call displayed; its data is at `turns/{turn}/calls/{call}/pictures/{index}/` of its rollout."""
+
+    index = serializers.IntegerField(help_text="Place in its call.")
+    mime = serializers.CharField(help_text="What the sandbox called it; do not trust it.")
+    size = serializers.IntegerField(help_text="Bytes.")
+    sha256 = serializers.CharField()
+
+
 class ToolCallSerializer(serializers.Serializer[Any]):
     turn = serializers.IntegerField()
     index = serializers.IntegerField()
@@ -55,7 +65,11 @@ class ToolCallSerializer(serializers.Serializer[Any]):
     exit_code = serializers.IntegerField(allow_null=True)
     timed_out = serializers.BooleanField()
     truncated_bytes = serializers.IntegerField()
-    error = serializers.CharField()
+    error = serializers.CharField(help_text="Why nothing was done.")
+    note = serializers.CharField(help_text="The tool's word about what was done.")
+    running = serializers.BooleanField(help_text="The command went on.")
+    limit_exceeded = serializers.CharField(help_text="The sandbox's limit for which it was ended, such as `memory_mb`.")
+    pictures = ToolPictureSerializer(many=True)
     started_at = serializers.DateTimeField()
     duration = serializers.FloatField(help_text="Seconds.")
 
@@ -118,6 +132,9 @@ class ResultsSerializer(serializers.Serializer[Any]):
 def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> dict[str, Any]:
     """As `TrajectorySerializer` describes it."""
     calls = [_model_call(call) for call in trajectory.model_calls]
+    pictures: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for picture in trajectory.pictures:
+        pictures[picture.turn, picture.call].append(_picture(picture))
     if full_prompts:
         for call, exchange in zip(calls, trajectory.exchanges(), strict=True):
             call["prompt_ids"] = exchange.prompt_ids
@@ -130,7 +147,7 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
             for m in trajectory.messages
         ],
         "model_calls": calls,
-        "tool_calls": [_tool_call(call) for call in trajectory.tool_calls],
+        "tool_calls": [_tool_call(call, pictures[call.turn, call.index]) for call in trajectory.tool_calls],
         "segments": [
             {"token_ids": segment.ids, "loss_mask": segment.mask, "logprobs": segment.logprobs}
             for segment in trajectory.segments()
@@ -174,7 +191,11 @@ def _model_call(call: ModelCall) -> dict[str, Any]:
     }
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
+def _picture(picture: ToolPicture) -> dict[str, Any]:
+    return {"index": picture.index, "mime": picture.mime, "size": picture.blob.size, "sha256": picture.blob_id}
+
+
+def _tool_call(call: ToolCall, pictures: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "turn": call.turn,
         "index": call.index,
@@ -186,6 +207,10 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
         "timed_out": call.timed_out,
         "truncated_bytes": call.truncated_bytes,
         "error": call.error,
+        "note": call.note,
+        "running": call.running,
+        "limit_exceeded": call.limit_exceeded,
+        "pictures": pictures,
         "started_at": call.started_at,
         "duration": call.duration,
     }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from django.http import Http404, HttpResponse
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, ListView, find
+from rollouts.api.binary import DataRenderer
 from rollouts.api.queries import PageQuery, RolloutQuery, TrajectoryQuery
 from rollouts.api.schema import documented, page_of
 from rollouts.api.serializers.history import AttemptHistorySerializer, AttemptsSerializer
@@ -22,6 +25,7 @@ from rollouts.api.serializers.runs import (
 from rollouts.api.serializers.trajectory import TrajectorySerializer, trajectory_json
 from rollouts.selectors.history import attempts_of
 from rollouts.selectors.rollouts import events_of, listed_rollouts, rewards_of, rollouts_of
+from rollouts.selectors.storage import picture_of
 from rollouts.selectors.trajectory import trajectories
 from rollouts.services.cancel import cancel_rollouts
 
@@ -59,6 +63,18 @@ class RolloutTrajectory(ApiView):
         return Response(trajectory_json(trajectory, full_prompts=self.query.tokens == "full"))
 
 
+class RolloutPicture(ApiView):
+    renderer_classes = [DataRenderer, JSONRenderer]
+
+    @documented("get_picture", "The data of a picture that a tool call displayed", bytes, status=(200, DataRenderer.media_type))
+    def get(self, request: Request, id: UUID, turn: int, call: int, index: int) -> HttpResponse:
+        picture = picture_of(find(rollouts_of(self.project), id), turn, call, index)
+        if picture is None:
+            raise Http404
+        headers = {"X-Content-Type-Options": "nosniff"}
+        return HttpResponse(picture.blob.content(), content_type=DataRenderer.media_type, headers=headers)
+
+
 class RolloutEvents(ListView):
     oldest_first = True
 
@@ -80,6 +96,6 @@ class RolloutAttempts(ApiView):
     @documented("get_attempts", "A rollout's attempts, with every failure of their stages", AttemptsSerializer)
     def get(self, request: Request, id: UUID) -> Response:
         history = attempts_of(find(rollouts_of(self.project), id))
-        context = {"failures": {attempt.number: failures for attempt, failures in history}}
-        attempts = AttemptHistorySerializer([attempt for attempt, _ in history], many=True, context=context).data
+        context = {"failures": {attempt.number: failures for attempt, failures, _ in history}}
+        attempts = AttemptHistorySerializer([attempt for attempt, *_ in history], many=True, context=context).data
         return Response({"attempts": attempts})

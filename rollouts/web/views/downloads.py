@@ -1,4 +1,7 @@
-"""Files made of a rollout. They may be large, and what lies in the blob storage is read here and on no page."""
+"""Files made of a rollout. They may be large, and what lies in the blob storage is read here and on no page.
+
+What programs in a sandbox made is hostile. The browser is to save it, except for pictures that can only be pictures.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from django.views.decorators.http import require_safe
 
 from rollouts.models import BlobUnreadable, Rollout
 from rollouts.selectors.dashboard import rollouts_of
-from rollouts.selectors.storage import tool_call_of, whole_output
+from rollouts.selectors.storage import picture_of, tool_call_of, whole_output
 from rollouts.web.access import visible_or_404, visible_projects
 from rollouts.web.document import rollout_document
 
 logger = logging.getLogger(__name__)
 
+# How the data of a picture that may be shown begins.
+_SHOWN = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
 
 def _download(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """For members only, never shown in the browser, and with a plain word when the blob storage fails."""
+    """For members only, as the type it says and no other, and with a plain word when the blob storage fails."""
 
     @require_safe
     @login_required
@@ -56,4 +62,20 @@ def tool_output(rollout: Rollout, turn: int, index: int) -> HttpResponse:
         raise Http404
     response = HttpResponse(whole_output(call), content_type="text/plain; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="output-{rollout.pk}-{turn}-{index}.txt"'
+    return response
+
+
+@_download
+def tool_picture(rollout: Rollout, turn: int, index: int, picture: int) -> HttpResponse:
+    """A picture that a tool call of the newest attempt displayed, by its data's type and not by what the sandbox calls it."""
+    found = picture_of(rollout, turn, index, picture)
+    if found is None:
+        raise Http404
+    data = found.blob.content()
+    mime = next((mime for start, mime in _SHOWN.items() if data.startswith(start)), None)
+    response = HttpResponse(data, content_type=mime or "application/octet-stream")
+    response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
+    if mime is None:
+        name = f"picture-{rollout.pk}-{turn}-{index}-{picture}"
+        response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return response
