@@ -163,6 +163,9 @@ SANDBOX_OPTIONS = NodeOptions(
     starts=env.integer("PRORL_SANDBOX_STARTS", 4, minimum=1),
     starts_per_image=env.integer("PRORL_SANDBOX_STARTS_PER_IMAGE", 2, minimum=1),
 )
+IMAGE_DIR = Path(env.text("PRORL_IMAGE_DIR", str(VAR_DIR / "images")))  # of all nodes
+IMAGE_KEEP_DAYS = env.number("PRORL_IMAGE_KEEP_DAYS", 0)  # unused images are pruned after that; 0: never
+IMAGE_MAX_GB = env.number("PRORL_IMAGE_MAX_GB", 0)  # of all images together; 0: no limit
 LEASE_SECONDS = env.number("PRORL_LEASE_SECONDS", 30, minimum=1)
 # A process that falls silent in the middle of a transaction must not hold its locks for longer than its lease: the rescuer, and
 # with it the rollouts of everybody else, would wait for it. What the URL says wins.

@@ -1,7 +1,8 @@
 """The states of images and of their builds, and the moves between them. No Django.
 
-    image:  PENDING -> BUILDING -> READY         build:  QUEUED -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
-            FAILED  -> PENDING
+    image:  PENDING -> BUILDING -> READY -> PENDING (pruned)      build:  QUEUED -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
+            BUILDING -> PENDING (another try), FAILED                     RUNNING -> QUEUED;  QUEUED -> CANCELLED
+            FAILED -> PENDING (asked for again)
 
 An image that is READY stays so while it is built anew, and when that fails: rollouts go on with what is there. A build goes
 back to QUEUED when its worker was lost or stopped, or when it failed in a way that may pass.
@@ -10,7 +11,6 @@ back to QUEUED when its worker was lost or stopped, or when it failed in a way t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 
 
 class ImageState(enum.StrEnum):
@@ -40,18 +40,3 @@ class Format(enum.StrEnum):
 
 
 UNFINISHED = (BuildState.QUEUED, BuildState.RUNNING)
-
-IMAGE_MOVES: Mapping[ImageState, frozenset[ImageState]] = {
-    ImageState.PENDING: frozenset({ImageState.BUILDING, ImageState.READY}),  # READY at once: the same was built before
-    ImageState.BUILDING: frozenset({ImageState.READY, ImageState.FAILED, ImageState.PENDING}),
-    ImageState.READY: frozenset({ImageState.READY, ImageState.PENDING}),  # built anew; pruned
-    ImageState.FAILED: frozenset({ImageState.PENDING}),
-}
-
-BUILD_MOVES: Mapping[BuildState, frozenset[BuildState]] = {
-    BuildState.QUEUED: frozenset({BuildState.RUNNING, BuildState.CANCELLED}),
-    BuildState.RUNNING: frozenset({BuildState.QUEUED, BuildState.SUCCEEDED, BuildState.FAILED, BuildState.CANCELLED}),
-    BuildState.SUCCEEDED: frozenset(),
-    BuildState.FAILED: frozenset(),
-    BuildState.CANCELLED: frozenset(),
-}

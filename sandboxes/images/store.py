@@ -96,20 +96,14 @@ class Store:
         assert found is not None  # noqa: S101 - too young to be removed
         return found
 
-    def remove(self, digest: str) -> bool:
-        """Whether it is gone now; one that was added (again) within the last hour stays."""
+    def detach(self, digest: str) -> Path | None:
+        """Take an entry out at once; where its files are now, to be removed. None: it was added (again) within the last hour."""
         folder = self._folder_of(digest)
-        doomed = self._tmp / f"removed-{secrets.token_hex(4)}"
-        self._tmp.mkdir(exist_ok=True)
+        self._make_folders()
         with self._locked():
-            try:
-                if time.time() - (folder / _MANIFEST).stat().st_mtime < _SETTLED_SECONDS:
-                    return False
-                folder.rename(doomed)
-            except FileNotFoundError:
-                return True
-        remove_tree(doomed)
-        return True
+            if time.time() - (folder / _MANIFEST).stat().st_mtime < _SETTLED_SECONDS:
+                return None
+            return folder.rename(self._tmp / f"removed-{secrets.token_hex(4)}")
 
     @contextlib.contextmanager
     def workspace(self, name: str) -> Iterator[Path]:

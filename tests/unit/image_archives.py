@@ -33,7 +33,7 @@ class Tar:
 
     def __init__(self) -> None:
         self._bytes = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._bytes, mode="w")
+        self._tar = tarfile.TarFile(fileobj=self._bytes, mode="w")
 
     def add(self, name: str, data: bytes = b"", **fields: Any) -> Tar:
         """`fields` are those of a TarInfo: type, linkname, mode …"""
