@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from sandboxes.backends import bwrap_program
 from sandboxes.backends.bundle import build_bundle
+from sandboxes.backends.enforcement import find_enforcement, release
 from sandboxes.backends.host_processes import Mark
 from sandboxes.backends.launch import INTERPRETER, Host, launch, read_mark
 from sandboxes.backends.roots.ownership import sandbox_user
-from sandboxes.backends.seccomp import build_filter
 from sandboxes.backends.state import Place, StateDirectory
 from sandboxes.errors import BackendUnavailable, SandboxStartFailed
 from sandboxes.protocol import Root, RootKind, SandboxSpec
@@ -33,8 +31,7 @@ class BubblewrapBackend(StateDirectory):
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
         facts = {"binary": host.bwrap, "version": host.version, "interpreter": INTERPRETER}
-        facts["system_calls"] = "seccomp" if host.seccomp else "none"
-        return {**facts, **host.enforced}
+        return {**facts, **host.enforcement.facts()}
 
     async def _check(self, spec: SandboxSpec, root: Root) -> None:
         await self._probe()
@@ -45,11 +42,14 @@ class BubblewrapBackend(StateDirectory):
     @contextlib.asynccontextmanager
     async def _launched(self, place: Place, spec: SandboxSpec, root: Root) -> AsyncIterator[Mapping[str, str]]:
         host = await self._probe()
-        with launch(host, place, spec):
-            yield host.enforced
+        with launch(host, place, spec) as enforced:
+            yield enforced
 
     def _mark(self, place: Place) -> Mark:
         return read_mark(place)
+
+    def _release(self, place: Place) -> None:
+        release(place)
 
     async def _probe(self) -> Host:
         if self._host is None:
@@ -62,13 +62,4 @@ def _probe_host() -> Host:
         raise BackendUnavailable(f"{INTERPRETER} is missing: install the system's python3")
     user = sandbox_user()
     bwrap, version = bwrap_program.find_bwrap(user)
-    kernel = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-    enforced = {
-        "memory_mb": "rlimit, per process",
-        "processes": "rlimit, per sandbox" if kernel >= (5, 14) else "rlimit, per host user",
-        "file_size_mb": "rlimit",
-        "disk_mb": "tmpfs size",
-        "open_files": "rlimit, per process",
-        "output_bytes": "broker",
-    }
-    return Host(bwrap, version, build_bundle(INTERPRETER), build_filter(), user, enforced)
+    return Host(bwrap, version, build_bundle(INTERPRETER), user, find_enforcement())

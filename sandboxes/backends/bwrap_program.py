@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sandboxes.backends.enforcement import Writable
 from sandboxes.errors import BackendUnavailable, SandboxStartFailed
 from sandboxes.protocol import Bind, SandboxSpec
 
@@ -23,6 +24,8 @@ _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SHARED_ETC = ("alternatives", "ld.so.cache", "localtime", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr")
 _MIB = 1024 * 1024
+
+WRITABLE = Writable(memory=("/tmp", HOME, "/dev/shm"), bounded=("/tmp", HOME))  # noqa: S108 - inside
 
 ETC_FILES = {
     "/etc/passwd": f"agent:x:{SANDBOX_ID}:{SANDBOX_ID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -94,9 +97,7 @@ def check_binds(binds: Iterable[Bind]) -> None:
             raise SandboxStartFailed(f"bind source {bind.source!r} is not an existing absolute path")
 
 
-def sandbox_arguments(
-    spec: SandboxSpec, files: dict[str, int], binds: dict[str, str], status: int, seccomp: int | None
-) -> list[str]:
+def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], binds: dict[str, str], status: int) -> list[str]:
     """bubblewrap's options for `spec`.
 
     `files` maps paths inside to open descriptors with their contents, `binds` to the host paths shown there; `status` is where
@@ -127,6 +128,4 @@ def sandbox_arguments(
         arguments += ["--ro-bind", source, target]
     # The root and /dev are memory without a size limit: nothing may be written there.
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME, "--json-status-fd", str(status)]
-    if seccomp is not None:
-        arguments += ["--seccomp", str(seccomp)]
     return arguments

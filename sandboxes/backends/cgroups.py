@@ -52,9 +52,8 @@ class Delegation:
             settings["cpu.max"] = f"{round(limits.cpus * _CPU_PERIOD)} {_CPU_PERIOD}"
         return settings
 
-    def create(self, label: str, limits: Limits, stack: contextlib.ExitStack) -> Group:
-        """A group for one sandbox; its files are closed with `stack`. Raises OSError."""
-        group = self.directory / label
+    def create(self, group: Path, limits: Limits, stack: contextlib.ExitStack) -> Group:
+        """Make a group for one sandbox in our directory; its files are closed with `stack`. Raises OSError."""
         group.mkdir()
         for name, value in self.settings(limits).items():
             if (group / name).exists():  # some kernels do not account for swap
@@ -63,23 +62,23 @@ class Delegation:
         events = _open(group / "memory.events", os.O_RDONLY, stack) if "memory" in self.controllers else None
         return Group(procs, events)
 
-    def remove(self, label: str) -> None:
-        """Kill what is in a sandbox's group, and remove it. Fine when there is none. Raises OSError when it stays."""
-        group = self.directory / label
-        with contextlib.suppress(FileNotFoundError):  # before Linux 5.14; its processes were killed one by one
-            (group / "cgroup.kill").write_text("1")
-        deadline = time.monotonic() + _REMOVE_SECONDS
-        while True:
-            try:
-                group.rmdir()
-            except FileNotFoundError:
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.005)  # killed processes leave a moment later
-            else:
-                return
+
+def remove_group(group: Path) -> None:
+    """Kill what is in a sandbox's group, and remove it. Fine when there is none. Raises OSError when it stays."""
+    with contextlib.suppress(FileNotFoundError):  # before Linux 5.14; its processes were killed one by one
+        (group / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + _REMOVE_SECONDS
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)  # killed processes leave a moment later
+        else:
+            return
 
 
 def find_delegation(proc: Path = Path("/proc/self")) -> Delegation | None:

@@ -19,18 +19,21 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sandboxes.backends.cgroups import Delegation, find_delegation
+from sandboxes.backends.cgroups import Delegation, find_delegation, remove_group
 from sandboxes.backends.seccomp import build_filter
+from sandboxes.backends.state import Place
 from sandboxes.errors import SandboxStartFailed
 from sandboxes.protocol import Limits
 
+_CONTROL_GROUP = "control_group"  # in a sandbox's directory: the path of its group
 _COUNTS_PROCESSES_BY_NAMESPACE = (5, 14)  # the Linux version
 
 
 @dataclass(frozen=True)
-class Places:
+class Writable:
     """Where files can be written in a sandbox, by paths that its broker sees.
 
     `memory` are tmpfs mounts; those also in `bounded` have a size of `disk_mb`. `disk` are the directory trees on a disk.
@@ -60,29 +63,31 @@ class Enforcement:
     def facts(self) -> dict[str, str]:
         """For `Backend.probe`: the mechanism for each limit, and whether system calls are filtered."""
         system_calls = "seccomp" if self.filters_system_calls else "none"
-        return {"system_calls": system_calls, **self._mechanisms(Limits(cpus=1.0), Places(bounded=("/",)))}
+        return {"system_calls": system_calls, **self._mechanisms(Limits(cpus=1.0), Writable(bounded=("/",)))}
 
     @contextlib.contextmanager
-    def confinement(self, label: str, limits: Limits, places: Places) -> Iterator[Confinement]:
-        """For the broker of the sandbox with that label; the descriptors are closed with the block.
+    def confinement(self, place: Place, limits: Limits, writable: Writable) -> Iterator[Confinement]:
+        """For the broker of a sandbox that is being started; the descriptors are closed with the block.
 
         Raises SandboxStartFailed.
         """
         pins_cpus = self.filters_system_calls and limits.cpus is not None and "cpu" not in self._controllers
         program = _filter(pins_cpus)
         config: dict[str, Any] = {
-            "places": asdict(places),
+            "writable": asdict(writable),
             "system_calls": program.hex(),
             "pins_cpus": pins_cpus,
         }
-        enforced = self._mechanisms(limits, places)
+        enforced = self._mechanisms(limits, writable)
         with contextlib.ExitStack() as stack:
             descriptors = []
             if self.control_groups is not None:
+                directory = self.control_groups.directory / place.label
+                (place.directory / _CONTROL_GROUP).write_text(str(directory))  # before it is there: `release` looks for it
                 try:
-                    group = self.control_groups.create(label, limits, stack)
+                    group = self.control_groups.create(directory, limits, stack)
                 except OSError as error:
-                    raise SandboxStartFailed(f"no control group for the sandbox: {error}") from error
+                    raise SandboxStartFailed(f"{place.name}: no control group: {error}") from error
                 descriptors.append(group.procs)
                 config["control_group"] = {"procs": group.procs}
                 if group.memory_events is not None:
@@ -90,18 +95,13 @@ class Enforcement:
                     config["control_group"]["memory_events"] = group.memory_events
             yield Confinement(config, enforced, descriptors)
 
-    def release(self, label: str) -> None:
-        """Remove what `confinement` made on the host, now that the sandbox's processes are gone. Raises OSError."""
-        if self.control_groups is not None:
-            self.control_groups.remove(label)
-
     @property
     def _controllers(self) -> frozenset[str]:
         return frozenset() if self.control_groups is None else self.control_groups.controllers
 
-    def _mechanisms(self, limits: Limits, places: Places) -> dict[str, str]:
+    def _mechanisms(self, limits: Limits, writable: Writable) -> dict[str, str]:
         by_namespace = _kernel_version() >= _COUNTS_PROCESSES_BY_NAMESPACE
-        disk = [*(["tmpfs size"] if places.bounded else []), *(["disk, counted"] if places.disk else [])]
+        disk = [*(["tmpfs size"] if writable.bounded else []), *(["disk, counted"] if writable.disk else [])]
         mechanisms = {
             "memory_mb": "cgroup" if "memory" in self._controllers else "watchdog, sum; rlimit, per process",
             "processes": f"rlimit, per {'sandbox' if by_namespace else 'host user'}",
@@ -125,6 +125,12 @@ class Enforcement:
 def find_enforcement() -> Enforcement:
     """Looks at this host. May move this process into another control group of its own (see `cgroups`)."""
     return Enforcement(find_delegation(), build_filter() is not None)
+
+
+def release(place: Place) -> None:
+    """Remove what `confinement` made on the host, now that the sandbox's processes are gone. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        remove_group(Path((place.directory / _CONTROL_GROUP).read_text()))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from sandboxes import channel
 from sandboxes.backends import bwrap_program, host_processes
+from sandboxes.backends.enforcement import Enforcement
 from sandboxes.backends.staging import reachable
 from sandboxes.backends.state import LOG, Place
 from sandboxes.errors import SandboxStartFailed
@@ -29,36 +30,37 @@ class Host:
     bwrap: str
     version: str
     bundle: bytes
-    seccomp: bytes | None
     user: int | None  # host user of the sandboxes, None for our own
-    enforced: Mapping[str, str]
+    enforcement: Enforcement
 
 
 @contextlib.contextmanager
-def launch(host: Host, place: Place, spec: SandboxSpec) -> Iterator[None]:
-    """Start the sandbox detached, for the caller to wait inside the block until its broker serves.
+def launch(host: Host, place: Place, spec: SandboxSpec) -> Iterator[Mapping[str, str]]:
+    """Start the sandbox detached, for the caller to wait inside the block until its broker serves; gives how limits are held.
 
     bubblewrap's own process only waits for process 1. It is ended with the block, so that no worker has to reap it later; if
     the block raises, the sandbox is ended too.
     """
-    config = {
-        "limits": asdict(spec.limits),
-        "env": {**bwrap_program.BASE_ENV, **spec.env},
-        "dead_man_seconds": spec.dead_man_seconds,
-    }
     with contextlib.ExitStack() as stack:
+        writable = bwrap_program.WRITABLE
+        confinement = stack.enter_context(host.enforcement.confinement(place, spec.limits, writable))
+        config = {
+            "limits": asdict(spec.limits),
+            "env": {**bwrap_program.BASE_ENV, **spec.env},
+            "dead_man_seconds": spec.dead_man_seconds,
+            **confinement.config,
+        }
         status = stack.enter_context((place.directory / _STATUS).open("wb")).fileno()
         configuration = _memory_file(stack, json.dumps(config).encode())
         files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
         files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
-        seccomp = None if host.seccomp is None else _memory_file(stack, host.seccomp)
         binds = {bind.target: bind.source if host.user is None else reachable(bind.source) for bind in spec.binds}
-        options = bwrap_program.sandbox_arguments(spec, files, binds, status, seccomp)
+        options = bwrap_program.sandbox_arguments(spec, files, binds, status)
         arguments = _memory_file(stack, "\0".join(options).encode() + b"\0")
         broker = [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE, str(configuration), place.label]
         log = stack.enter_context((place.directory / LOG).open("wb"))
         listener = stack.enter_context(channel.listen(place.directory))
-        inherited = [status, configuration, arguments, *files.values(), *([] if seccomp is None else [seccomp])]
+        inherited = [status, configuration, arguments, *files.values(), *confinement.descriptors]
         try:
             launcher = subprocess.Popen(
                 [host.bwrap, "--args", str(arguments), "--", *broker],
@@ -73,7 +75,7 @@ def launch(host: Host, place: Place, spec: SandboxSpec) -> Iterator[None]:
             raise SandboxStartFailed(f"{place.name}: {error}") from error
         listener.close()  # so that a connection fails at once when the launcher ends early
         try:
-            yield
+            yield confinement.enforced
         except BaseException:
             launcher.kill()
             launcher.wait()

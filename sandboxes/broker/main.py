@@ -1,11 +1,11 @@
 """Start-up of the broker: `python3 -I -S BUNDLE DESCRIPTOR LABEL` with a listening Unix socket as standard input.
 
 DESCRIPTOR is the number of an open file with the configuration, one JSON object: `limits` (the fields of
-`sandboxes.protocol.Limits`), `env` (the whole environment of tools) and `dead_man_seconds`. Optional are `places` (where files
-can be written: `watchdog.Places`), `system_calls` (the filter program in hexadecimal digits), `pins_cpus` (whether `cpus` is to
-be kept by us), and `control_group`: the descriptors of its open files `procs` (to write) and `memory_events`. It comes by a
-descriptor because arguments are visible to every user of the host. LABEL is not used: it marks the process for whoever looks
-for it.
+`sandboxes.protocol.Limits`), `env` (the whole environment of tools) and `dead_man_seconds`. Optional are `writable` (where
+files can be written: `watchdog.Writable`), `system_calls` (the filter program in hexadecimal digits), `pins_cpus` (whether
+`cpus` is to be kept by us), and `control_group`: the descriptors of its open files `procs` (to write) and `memory_events`. It
+comes by a descriptor because arguments are visible to every user of the host. LABEL is not used: it marks the process for
+whoever looks for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     from .processes import protect_broker
     from .server import Server
     from .tool import Settings
-    from .watchdog import Places, Watchdog
+    from .watchdog import Watchdog, Writable
 
     protect_broker()
     with open(int(arguments[0]), "rb") as file:  # noqa: PTH123 - a descriptor
@@ -50,6 +50,6 @@ def main(arguments: Sequence[str]) -> None:
     os.chdir(home)
     loop = Loop()
     server = Server(loop, listener, Settings(limits, config["env"]), config["dead_man_seconds"])
-    places = Places(**config.get("places", {}))
-    Watchdog(loop, list(server.tools.values()), limits, places, control_group.get("memory_events", -1))
+    writable = Writable(**config.get("writable", {}))
+    Watchdog(loop, list(server.tools.values()), limits, writable, control_group.get("memory_events", -1))
     loop.run()

@@ -30,7 +30,7 @@ _STUCK_AT_LIMIT = 1.0  # so long may a sandbox have all the processes it may hav
 _SETTLING = 1.0  # what was killed is not gone at once
 
 
-class Places:
+class Writable:
     """Where files can be written, by path. `memory` are tmpfs mounts; those also in `bounded` are no larger than `disk_mb`.
 
     `disk` are directory trees on a disk shared with others, each of which may grow to `disk_mb`.
@@ -49,7 +49,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, loop: Loop, tools: Sequence[Tool], limits: Mapping[str, int], places: Places, memory_events: int = -1
+        self, loop: Loop, tools: Sequence[Tool], limits: Mapping[str, int], writable: Writable, memory_events: int = -1
     ) -> None:
         self._loop = loop
         self._tools = tools
@@ -57,11 +57,11 @@ class Watchdog:
         self._processes = limits["processes"]
         self._disk = limits["disk_mb"] * _MIB
         self._flood = limits["flood_mb"] * _MIB
-        self._files = MemoryFiles(places.memory)
+        self._files = MemoryFiles(writable.memory)
         self._excused = 0  # bytes of memory files that were reported
-        self._bounded = places.bounded
+        self._bounded = writable.bounded
         self._full: set[str] = set()  # those of them that were reported
-        self._trees = [DiskTree(path) for path in places.disk]
+        self._trees = [DiskTree(path) for path in writable.disk]
         self._nameless: dict[int, int] = {}
         self._next_nameless = 0.0
         self._at_limit_since: float | None = None
