@@ -30,10 +30,10 @@ class Mark:
     namespace: int | None
 
     def fits(self, pid: int) -> bool:
-        arguments = _arguments(pid)
+        arguments = arguments_of(pid)
         if arguments:
             return self.label.encode() in arguments
-        return pid == self.pid and namespace_of(pid) == self.namespace and not _is_zombie(pid)
+        return pid == self.pid and namespace_of(pid) == self.namespace and not is_dead(pid)
 
 
 def end_marked(mark: Mark, timeout: float) -> list[int]:
@@ -92,7 +92,7 @@ class _HeldProcess:
 
 def _marked(mark: Mark) -> list[_HeldProcess]:
     found = []
-    for pid in _pids():
+    for pid in all_pids():
         if not mark.fits(pid):
             continue
         try:
@@ -121,22 +121,31 @@ def _members(namespace: int | None) -> list[int]:
     """
     if namespace is None:
         return []
-    return [pid for pid in _pids() if namespace_of(pid) == namespace and not _is_zombie(pid)]
+    return [pid for pid in all_pids() if namespace_of(pid) == namespace and not is_dead(pid)]
 
 
-def _pids() -> list[int]:
+def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208 - half the time of iterdir
 
 
-def _arguments(pid: int) -> list[bytes]:
+def arguments_of(pid: int) -> list[bytes]:
+    """Empty when the process is gone, executes a new program or ends."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
         return []
 
 
-def _is_zombie(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
+    """Whether a process is gone, or runs nothing any more and only waits for its parent."""
+    fields = status_fields(pid)
+    # The first thread of several also looks like a zombie while another one executes a new program, or when it has ended alone.
+    return fields is None or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
+
+
+def status_fields(pid: int) -> list[bytes] | None:
+    """What /proc/PID/stat says from the third field on: state, parent, group, session, ...; None when the process is gone."""
     try:
-        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return True
+        return None

@@ -130,7 +130,7 @@ class StateDirectory(abc.ABC):
 
     async def stop(self, name: str) -> None:
         directory = self._directory(name)
-        label = _read_record(directory).get("label")
+        label = read_record(directory).get("label")
         place = None if label is None else Place(directory, label)
         await asyncio.to_thread(self._stop, directory, place)
 
@@ -197,7 +197,7 @@ def _write_record(directory: Path, record: Mapping[str, Any]) -> None:
     temporary.replace(directory / _RECORD)
 
 
-def _read_record(directory: Path) -> dict[str, Any]:
+def read_record(directory: Path) -> dict[str, Any]:
     """What is recorded; nothing when the start was interrupted before there could be a process."""
     try:
         record: dict[str, Any] = json.loads((directory / _RECORD).read_text())
