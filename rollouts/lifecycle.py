@@ -122,13 +122,13 @@ class Cause(enum.StrEnum):
     REFUSAL = "refusal"  # the model (or its server's filter) refused
     MALFORMED_TOOL_CALL = "malformed_tool_call"  # repeated unparseable tool calls
     AGENT_TIMEOUT = "agent_timeout"  # the agent's own time budget ran out
-    SANDBOX_LIMIT = "sandbox_limit"  # the agent exceeded a sandbox limit
+    SANDBOX_LIMIT = "sandbox_limit"  # what the agent ran exceeded a limit of its sandbox
     STAGE_TIMEOUT = "stage_timeout"  # INIT or EVAL exceeded its stage budget
     ATTEMPT_TIMEOUT = "attempt_timeout"  # the whole attempt exceeded its budget
     MODEL_ERROR = "model_error"  # the model server failed
     SANDBOX_ERROR = "sandbox_error"  # the sandbox could not be started or was lost
-    ENVIRONMENT_ERROR = "environment_error"  # the environment's own code raised
-    EVALUATION_ERROR = "evaluation_error"  # scoring failed
+    ENVIRONMENT_ERROR = "environment_error"  # the environment's own code raised, or INIT exceeded a limit of the sandbox
+    EVALUATION_ERROR = "evaluation_error"  # scoring failed, or exceeded a limit of the sandbox
     WORKER_LOST = "worker_lost"  # the lease expired more often than max_infra_retries
     INTERNAL_ERROR = "internal_error"  # a defect of this platform
     INVALID_TASK = "invalid_task"  # the task or its environment cannot be used any more

@@ -24,7 +24,6 @@ from rollouts.lifecycle import (
     AfterFailure,
     Cause,
     EventKind,
-    OnAgentTimeout,
     Phase,
     Stage,
     State,
@@ -39,9 +38,6 @@ from .history import note_failure, retries_by_stage
 from .storable import storable_json, storable_text
 from .transition import AttemptEnd, Guard, Move, move, move_each
 
-# Written when an agent's time ran out and its run says `on_agent_timeout: zero`.
-_TIMEOUT_ZERO = Score([RewardComponent(name="agent_timeout", value=0.0)])
-
 
 class Scored(NamedTuple):
     """EVAL is done."""
@@ -51,10 +47,11 @@ class Scored(NamedTuple):
 
 
 class Unscored(NamedTuple):
-    """The agent's time ran out in a run that does not evaluate such rollouts."""
+    """RUN is done, and nothing is evaluated: it is worth 0 (`zero`), or the reward stays null and nobody trains on it."""
 
     claim: Claim
     outcome: RunOutcome
+    zero: bool
 
 
 def finish_scored(done: Sequence[Scored]) -> list[bool]:
@@ -69,11 +66,10 @@ def finish_scored(done: Sequence[Scored]) -> list[bool]:
 
 
 def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
-    """End rollouts whose run says what a timeout is worth: reward 0 (`zero`) or none (`drop`)."""
+    """End rollouts that are not evaluated. A reward of 0 has one component, called like the cause."""
     moves: defaultdict[State, list[Move]] = defaultdict(list)
-    scores = []
-    for claim, outcome in done:
-        zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
+    scores: list[tuple[Claim, Score | None]] = []
+    for claim, outcome, zero in done:
         reward = 0.0 if zero else None
         values = {
             **termination_values(outcome.termination),
@@ -85,7 +81,8 @@ def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
             "trainable": zero,
         }
         moves[final_state(outcome.termination)].append(claim.move(values=values, data={"reward": reward}))
-        scores.append((claim, _TIMEOUT_ZERO if zero else None))
+        component = RewardComponent(name=outcome.termination.cause.value, value=0.0)
+        scores.append((claim, Score([component]) if zero else None))
     return _end(moves, scores)
 
 

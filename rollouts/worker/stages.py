@@ -10,7 +10,7 @@ from typing import Any
 
 from rollouts.engine.deadlines import stage_deadline
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, describe
-from rollouts.engine.records import TurnRecord
+from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, restore_stage, run_stage
 from rollouts.environments import registry
 from rollouts.environments.base import (
@@ -30,7 +30,7 @@ from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
 from rollouts.services.rescoring import RescoringClaim
-from sandboxes.errors import SandboxLost
+from sandboxes.errors import LimitExceeded, SandboxLost
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.services import sandbox_name
 
@@ -105,15 +105,25 @@ async def _run(tools: Tools, claim: Claim) -> None:
             deadline = stage_deadline(timeouts, Stage.RUN, held_before=claim.held_seconds)
             outcome = await run_stage(environment, ctx, deadline=deadline, action_timeout=timeouts.action)
             outcome = await without_large_artefacts(tools.database, outcome)
-        unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
-        if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
-            await tools.writes.unscored(Unscored(claim, outcome))
+        if unscored := _unscored(environment, claim, outcome):
+            await tools.writes.unscored(unscored)
         else:
             needed = environment.evaluates_in_sandbox  # as in INIT, whatever comes of the write
             await tools.writes.ran(Ran(claim, outcome))
     finally:
         if claim.sandbox_name and not needed:
             await tools.sandboxes.stop(claim.sandbox_name, "RUN ended")
+
+
+def _unscored(environment: Environment, claim: Claim, outcome: RunOutcome) -> Unscored | None:
+    """What a rollout is worth that is not to be evaluated; None when it is to be."""
+    setting = claim.settings.on_agent_timeout
+    if outcome.termination.cause is Cause.AGENT_TIMEOUT and setting in (OnAgentTimeout.ZERO, OnAgentTimeout.DROP):
+        return Unscored(claim, outcome, zero=setting is OnAgentTimeout.ZERO)
+    # The policy has destroyed what there was to evaluate, and no new attempt would tell what that was worth.
+    if outcome.sandbox_ended and environment.evaluates_in_sandbox and not isinstance(environment, RestoresSandbox):
+        return Unscored(claim, outcome, zero=True)
+    return None
 
 
 async def _evaluate(tools: Tools, claim: Claim) -> None:
@@ -140,7 +150,7 @@ async def _left_by_run(tools: Tools, claim: Claim, name: str, artefacts: Mapping
         try:
             spec = spec_of(environment, config, task) if name else None
             session = await stack.enter_async_context(tools.sandboxes.session(name, spec))
-        except SandboxLost:
+        except (SandboxLost, LimitExceeded):
             if not isinstance(environment, RestoresSandbox):
                 raise
             # Another name for each try: one that was stopped is not started again.

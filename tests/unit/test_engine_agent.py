@@ -23,6 +23,7 @@ from rollouts.llm.errors import ModelError
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.errors import SandboxLost
+from sandboxes.protocol import Picture
 
 
 class NumberArguments(ToolArguments):
@@ -244,6 +245,28 @@ async def test_a_tool_that_ignores_its_time_limit_is_broken(stage: Stage, monkey
     monkeypatch.setattr(agent_module, "_TOOL_GRACE_SECONDS", 0.05)
     with pytest.raises(EnvironmentFailed, match="ignored its time limit"):
         await stage.play(f"[[reply:{call(1)}]]", [DoublingTool(hold=True)], tool_timeout=0.05)
+
+
+async def test_exceeding_a_limit_of_the_sandbox_is_how_the_policy_ended(stage: Stage) -> None:
+    tool = DoublingTool(ToolResult("so far\n", limit_exceeded="memory_mb"))
+    termination = await stage.play(f"[[reply:{call(1)}{call(2)}]][[reply2:never asked]]", [tool])
+
+    assert termination.cause is Cause.SANDBOX_LIMIT and termination.blame is Blame.POLICY
+    assert termination.detail.startswith("memory_mb: ") and "double" in termination.detail
+    assert tool.calls == [1]
+    [turn] = stage.recording.turns
+    assert [t.limit_exceeded for t in turn.tool_calls] == ["memory_mb"]
+    assert turn.messages[-1].content == "so far\n[ended for exceeding the sandbox's limit memory_mb]"
+
+
+async def test_what_a_tool_says_and_shows_is_recorded(stage: Stage) -> None:
+    picture = Picture("image/png", b"...")
+    tool = DoublingTool(ToolResult("1\n", note="still running", running=True, pictures=(picture,)))
+    await stage.play(f"[[reply:{call(1)}]][[reply2:done]]", [tool])
+
+    [recorded] = stage.recording.turns[0].tool_calls
+    assert (recorded.note, recorded.running, recorded.pictures) == ("still running", True, (picture,))
+    assert ("tool", "1\n[still running]") in stage.messages
 
 
 async def test_the_model_sees_the_ends_of_long_output_and_how_much_was_cut(stage: Stage) -> None:

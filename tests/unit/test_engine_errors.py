@@ -15,7 +15,7 @@ from rollouts.engine.errors import (
 from rollouts.environments.errors import BrokenEnvironment, Problem, UnknownEnvironment, ValidationFailed
 from rollouts.lifecycle import Blame, Cause, Phase
 from rollouts.llm.errors import ModelError
-from sandboxes.errors import SandboxLost, SandboxStartFailed
+from sandboxes.errors import LimitExceeded, SandboxLost, SandboxStartFailed
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ from sandboxes.errors import SandboxLost, SandboxStartFailed
         (ModelError("no such model", retryable=False), Cause.MODEL_ERROR, Blame.INFRASTRUCTURE, False),
         (SandboxLost("gone"), Cause.SANDBOX_ERROR, Blame.INFRASTRUCTURE, True),
         (SandboxStartFailed("no"), Cause.SANDBOX_ERROR, Blame.INFRASTRUCTURE, True),
+        (LimitExceeded("memory_mb", "too much"), Cause.EVALUATION_ERROR, Blame.INFRASTRUCTURE, False),
         (EnvironmentFailed("bug"), Cause.ENVIRONMENT_ERROR, Blame.INFRASTRUCTURE, False),
         (EnvironmentFailed("mirror down", retryable=True), Cause.ENVIRONMENT_ERROR, Blame.INFRASTRUCTURE, True),
         (EvaluationFailed("bug"), Cause.EVALUATION_ERROR, Blame.INFRASTRUCTURE, False),
@@ -46,6 +47,21 @@ def test_every_boundary_has_its_cause(exc: Exception, cause: Cause, blame: Blame
     assert (failure.termination.phase, failure.termination.cause) == (Phase.EVAL, cause)
     assert failure.termination.blame is blame
     assert failure.retryable is retryable
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause", "retryable"),
+    [
+        (Phase.INIT, Cause.ENVIRONMENT_ERROR, False),
+        (Phase.RUN, Cause.SANDBOX_ERROR, True),  # before the agent ran: what it did itself is no error (see run_stage)
+        (Phase.EVAL, Cause.EVALUATION_ERROR, False),
+    ],
+)
+def test_a_limit_of_the_sandbox_is_the_environments_failure(phase: Phase, cause: Cause, retryable: bool) -> None:
+    failure = classify(LimitExceeded("memory_mb", "the sandbox ended"), phase)
+
+    assert (failure.termination.cause, failure.retryable) == (cause, retryable)
+    assert failure.termination.blame is Blame.INFRASTRUCTURE
 
 
 def test_the_detail_is_one_short_line_and_the_traceback_tells_the_story() -> None:

@@ -28,7 +28,7 @@ from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ModelError
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
-from sandboxes.errors import SandboxFileError, SandboxLost
+from sandboxes.errors import LimitExceeded, SandboxFileError, SandboxLost
 from sandboxes.protocol import SandboxSpec
 
 COMPLETED = Termination(Phase.RUN, Cause.COMPLETED)
@@ -224,6 +224,21 @@ async def test_a_context_overflow_outside_the_shipped_agent_is_the_policys(run_c
     outcome = await run_stage(Scenario(run), run_context, deadline=within(5))
 
     assert outcome.termination.cause is Cause.CONTEXT_OVERFLOW
+
+
+async def test_a_sandbox_ended_for_what_ran_inside_is_the_policys(run_context: RunContext) -> None:
+    async def run(ctx: RunContext) -> Any:
+        try:
+            async with asyncio.TaskGroup():
+                raise LimitExceeded("wall_seconds", "x: ended after 60 s")
+        finally:
+            ctx.artefacts["answer"] = "so far"
+
+    outcome = await run_stage(Scenario(run), run_context, deadline=within(5))
+
+    assert outcome.termination == Termination(Phase.RUN, Cause.SANDBOX_LIMIT, "wall_seconds: x: ended after 60 s")
+    assert outcome.artefacts == {"answer": "so far"}
+    assert outcome.sandbox_ended
 
 
 async def test_a_run_must_return_a_termination(run_context: RunContext) -> None:
