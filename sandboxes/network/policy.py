@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -46,13 +45,13 @@ class Rule:
         """Whether the rule's host may be at `address`: names are under the control of whoever owns the domain.
 
         Raises Refused for loopback and the like always, and for addresses inside the cluster and of this host unless the entry
-        names the port or is the address.
+        names this one host with its port, or is the address.
         """
         if never_allowed(address):
-            raise Refused(f"{address} is a loopback, link-local, multicast or reserved address")
-        named = self.port is not None or self.host == str(address)
+            raise Refused("its address is one that no sandbox may reach")
+        named = (self.port is not None and not self.subdomains) or self.host == str(address)
         if not named and (not address.is_global or _is_own(address)):
-            raise Refused(f"{address} is a private address, which only an entry of the form HOST:PORT allows")
+            raise Refused("its address is private, which only an entry HOST:PORT allows")
 
 
 def check_policy(policy: NetworkPolicy, *, full_permitted: bool) -> None:
@@ -109,16 +108,10 @@ def normalise_host(host: str) -> str:
     return name
 
 
-async def addresses_of(host: str, port: int) -> list[Address]:
-    """The addresses that a normalised host has now, as this host resolves names. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found))
-
-
 def never_allowed(address: Address) -> bool:
     """Whether no entry can allow it: the node's own services live there, or nothing a policy could name."""
-    if isinstance(address, ipaddress.IPv6Address) and (address.sixtofour or address.teredo):
-        return True  # stands for an IPv4 address
+    if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped or address.sixtofour or address.teredo):
+        return True  # stands for an IPv4 address, which is to be named as one
     return address.is_loopback or address.is_link_local or address.is_multicast or address.is_reserved or address.is_unspecified
 
 

