@@ -54,7 +54,7 @@ def end_marked(mark: Mark, timeout: float) -> list[int]:
             for process in found:
                 process.close()
         if late or survivors:
-            return late + survivors
+            return sorted({*late, *survivors})
     return []
 
 

@@ -138,7 +138,7 @@ class StateDirectory(abc.ABC):
         if place is not None:
             left = self._end(place, self._stop_timeout)
             if left:
-                raise TeardownFailed(f"{directory.name}: processes {left} are still there")
+                raise TeardownFailed(f"{directory.name}: processes {left} are still there", left)
             self._release(place)
         remove_tree(directory)
 
