@@ -157,9 +157,11 @@ RABBITMQ_MANAGEMENT_URL = env.text("PRORL_RABBITMQ_MANAGEMENT_URL")  # only `pro
 NODE = env.text("PRORL_NODE", socket.gethostname().partition(".")[0])
 SANDBOX_BACKEND = env.text("PRORL_SANDBOX_BACKEND", "bubblewrap")
 SANDBOX_DIR = Path(env.text("PRORL_SANDBOX_DIR", str(VAR_DIR / "sandboxes")))
+SANDBOX_WARM = env.integer("PRORL_SANDBOX_WARM", 0, minimum=0)  # started in advance on each node, of the host's own system
 SANDBOX_OPTIONS = NodeOptions(
     apptainer=env.text("PRORL_APPTAINER"),
     apptainer_instances=env.boolean("PRORL_APPTAINER_INSTANCES", False),
+    full_network=env.boolean("PRORL_SANDBOX_FULL_NETWORK", False),
     starts=env.integer("PRORL_SANDBOX_STARTS", 4, minimum=1),
     starts_per_image=env.integer("PRORL_SANDBOX_STARTS_PER_IMAGE", 2, minimum=1),
 )

@@ -21,4 +21,4 @@ def get_backend(name: str, state_dir: Path, options: NodeOptions | None = None) 
     """The backend called `name`, keeping its files below `state_dir`. Raises BackendUnavailable for an unknown name."""
     if name not in _BACKENDS:
         raise BackendUnavailable(f"unknown sandbox backend {name!r}; known: {', '.join(backend_names())}")
-    return _BACKENDS[name](state_dir)
+    return _BACKENDS[name](state_dir, options)

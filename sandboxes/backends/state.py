@@ -25,6 +25,8 @@ from typing import Any
 from sandboxes import channel
 from sandboxes.backends import host_processes
 from sandboxes.errors import SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
+from sandboxes.network.policy import check_policy
+from sandboxes.options import NodeOptions
 from sandboxes.protocol import HOST, Root, SandboxInfo, SandboxSpec
 from sandboxes.session import BrokerSession
 
@@ -56,8 +58,16 @@ class StateDirectory(abc.ABC):
 
     name: str
 
-    def __init__(self, state_dir: Path, *, start_timeout: float = 15.0, stop_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        options: NodeOptions | None = None,
+        *,
+        start_timeout: float = 15.0,
+        stop_timeout: float = 5.0,
+    ) -> None:
         self.state_dir = state_dir
+        self._options = options or NodeOptions()
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
 
@@ -93,6 +103,7 @@ class StateDirectory(abc.ABC):
 
     async def start(self, name: str, spec: SandboxSpec, root: Root = HOST) -> SandboxInfo:
         directory = self._directory(name)
+        check_policy(spec.network, full_permitted=self._options.full_network)
         await self._check(spec, root)
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _claim(directory)
