@@ -32,7 +32,9 @@ _MAX_ENV_BYTES = 4096  # what a session's `set_env` takes
 class Ledger(Protocol):
     """Where sandboxes are noted before they start, so that a crash leaves nothing unknown."""
 
-    async def started(self, name: str) -> None: ...
+    async def started(self, name: str, image: str) -> None:
+        """`image` is the digest of its root, "" for the host's system. Raises SandboxError when none may be started now."""
+        ...
 
     async def ready(self, name: str, enforced: Mapping[str, str]) -> None: ...
 
@@ -185,7 +187,7 @@ class WarmPool:
     async def _start(self, shelf: _Shelf, kind: _Kind) -> None:
         name = f"prorl-warm-{secrets.token_hex(8)}"
         try:
-            await self._ledger.started(name)
+            await self._ledger.started(name, kind.root.digest)
             info = await self._backend.start(name, kind.spec, kind.root)
             await self._ledger.ready(name, info.enforced)
             session = await self._backend.connect(name)

@@ -22,10 +22,11 @@ def sandbox_name(rollout_id: UUID, attempt: int) -> str:
     return f"prorl-{rollout_id.hex}-{attempt}"
 
 
-def note_start(*, name: str, rollout_id: UUID, attempt: int, node: str, backend: str) -> None:
-    """A sandbox of a rollout is about to be started. Noting it again is harmless."""
+def note_start(*, name: str, rollout_id: UUID, attempt: int, node: str, backend: str, image: str = "") -> None:
+    """A sandbox of a rollout is about to be started; `image` is the digest of its root. Noting it again is harmless."""
     Sandbox.objects.get_or_create(
-        name=name, defaults={"rollout_id": rollout_id, "attempt": attempt, "node": node, "backend": backend}
+        name=name,
+        defaults={"rollout_id": rollout_id, "attempt": attempt, "node": node, "backend": backend, "image": image},
     )
 
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from uuid import UUID
 
 import structlog
 
 from rollouts.engine.deadlines import Deadline
 from rollouts.services.claim import Claim
 from rollouts.services.rescoring import RescoringClaim
-from sandboxes.protocol import Backend, SandboxSpec, Session
+from sandboxes.images.services.use import Usable, resolve_image
+from sandboxes.network import open_network
+from sandboxes.network.proxy import Refusal
+from sandboxes.pool import WarmPool
+from sandboxes.protocol import Backend, SandboxInfo, SandboxSpec, Session
 from sandboxes.services import note_ready, note_start
 
 from .database import Database
 from .teardown import tear_down
+from .warm import WarmLedger
 
 logger = structlog.get_logger(__name__)
-
-# Starting many sandboxes at once makes each of them slow; this many at a time per process keep two cores busy.
-_START_GATE = asyncio.Semaphore(4)
 
 
 class Sandboxes:
@@ -30,9 +34,17 @@ class Sandboxes:
         self._database = database
         self._backend = backend
         self._node = node
+        self._pool: WarmPool | None = None
+
+    async def keep_warm(self, holder: Callable[[], UUID | None]) -> None:
+        """Keep sandboxes started for rollouts to come, until cancelled. `holder` as in `WarmLedger`."""
+        ledger = WarmLedger(database=self._database, backend=self._backend, node=self._node, holder=holder)
+        self._pool = WarmPool(self._backend, ledger)
+        await self._pool.run()
 
     async def start(self, name: str, claim: Claim | RescoringClaim, spec: SandboxSpec, deadline: Deadline) -> None:
         """Start one that answers. The row comes first, so that a crash in between leaves something the janitor finds."""
+        image = await self._database.call(resolve_image, spec.image)
         await self._database.insist(
             note_start,
             name=name,
@@ -40,22 +52,35 @@ class Sandboxes:
             attempt=claim.attempt,
             node=self._node,
             backend=self._backend.name,
+            image=image.root.digest,
         )
         try:
-            async with asyncio.timeout_at(deadline.at), _START_GATE:
-                info = await self._backend.start(name, spec)
+            async with asyncio.timeout_at(deadline.at):
+                info = await self._started(name, spec, image)
         except TimeoutError as error:
             raise deadline.error("the sandbox started") from error
-        await self._database.insist(note_ready, name=name, enforced=dict(info.enforced))
+        await self._database.insist(note_ready, name=name, enforced=info.enforced)
+
+    async def _started(self, name: str, spec: SandboxSpec, image: Usable) -> SandboxInfo:
+        spec = replace(spec, env={**image.env, **spec.env})
+        if self._pool is not None:
+            warm = await self._pool.take(name, spec, image.root, target=image.warm_target)
+            if warm is not None:
+                return warm
+        return await self._backend.start(name, spec, image.root)
 
     @contextlib.asynccontextmanager
     async def session(self, name: str, spec: SandboxSpec | None) -> AsyncIterator[Session | None]:
-        """A connection to a running sandbox; None when the task has none. Raises `SandboxLost`."""
+        """A connection to a running sandbox, whose network policy holds meanwhile; None when the task has none.
+
+        Raises `SandboxLost`.
+        """
         if spec is None:
             yield None
             return
         session = await self._backend.connect(name)
         try:
+            await open_network(session, spec.network, on_refusal=_log_refusal)
             yield session
         finally:
             await session.close()
@@ -70,3 +95,7 @@ class Sandboxes:
                 logger.exception("what became of a sandbox is not recorded; left to the janitor", sandbox=name)
 
         await asyncio.shield(asyncio.get_running_loop().create_task(stop()))
+
+
+def _log_refusal(refusal: Refusal) -> None:
+    logger.info("sandbox was refused a destination", destination=refusal.destination, reason=refusal.reason)

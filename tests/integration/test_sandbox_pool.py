@@ -24,7 +24,7 @@ class Notes:
 
     state: dict[str, str] = field(default_factory=dict)
 
-    async def started(self, name: str) -> None:
+    async def started(self, name: str, image: str) -> None:
         self.state[name] = "started"
 
     async def ready(self, name: str, enforced: Mapping[str, str]) -> None:
@@ -91,12 +91,15 @@ async def test_the_first_request_fills_the_pool_and_later_ones_are_served_from_i
 
 
 async def test_a_warm_sandbox_serves_only_requests_of_its_kind(backend: Backend) -> None:
-    async with running_pool(backend, Notes()) as pool:
+    notes = Notes()
+    async with running_pool(backend, notes) as pool:
         await pool.take("first", SandboxSpec(), HOST, target=1)
         await until(lambda: pool.sizes == {"": 1}, "a warm sandbox")
         other = SandboxSpec(limits=Limits(processes=7))
         assert await pool.take("second", other, HOST, target=1) is None
-        await until(lambda: pool.sizes == {"": 1}, "the pool to change to what is asked for now")
+        changed = ["no longer wanted", "ready"]
+        await until(lambda: sorted(notes.state.values()) == changed, "the pool to change to what is asked for now")
+        await until(lambda: pool.sizes == {"": 1}, "it to be taken in")
         info = await pool.take("third", other, HOST, target=1)
         assert info is not None
         assert await output_of(backend, "third", "ulimit -u") == "7\n"
@@ -115,7 +118,7 @@ async def test_a_target_of_zero_empties_the_pool(backend: Backend) -> None:
     async with running_pool(backend, notes) as pool:
         await pool.take("first", SandboxSpec(), HOST, target=1)
         await until(lambda: pool.sizes == {"": 1}, "a warm sandbox")
-        await pool.take("second", SandboxSpec(), HOST, target=0)
+        await pool.take("second", SandboxSpec(limits=Limits(processes=7)), HOST, target=0)
         await until(lambda: "no longer wanted" in notes.state.values(), "it to be stopped")
         assert pool.sizes == {"": 0}
 

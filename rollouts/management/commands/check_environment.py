@@ -8,15 +8,20 @@ import tempfile
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.environments.conformance import check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.models import Task
+from sandboxes.errors import ImageUnavailable
+from sandboxes.images.services.use import resolve_image
+from sandboxes.network import open_network
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.registry import get_backend
 
@@ -37,7 +42,7 @@ class Command(BaseCommand):
             results = asyncio.run(check_environment(options["name"], config, tasks, open_sandbox=_sandbox))
         except json.JSONDecodeError as error:
             raise CommandError(f"--config is not JSON: {error}") from error
-        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed) as error:
+        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed, ImageUnavailable) as error:
             raise CommandError(str(error)) from error
         for result in results:
             mark = self.style.SUCCESS("ok    ") if result.passed else self.style.ERROR("FAILED")
@@ -64,11 +69,13 @@ class Command(BaseCommand):
 @asynccontextmanager
 async def _sandbox(spec: SandboxSpec) -> AsyncIterator[Session]:
     """A sandbox for one check, in a directory of its own."""
+    image = await sync_to_async(resolve_image)(spec.image)
     with tempfile.TemporaryDirectory() as folder:
         backend = get_backend(settings.SANDBOX_BACKEND, Path(folder), settings.SANDBOX_OPTIONS)
         try:
-            await backend.start("check-environment", spec)
+            await backend.start("check-environment", replace(spec, env={**image.env, **spec.env}), image.root)
             session = await backend.connect("check-environment")
+            await open_network(session, spec.network, on_refusal=lambda _: None)
             yield session
             await session.close()
         finally:
