@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SHELL_STATUS = 250  # written by bash: an exit code per command
-SHELL_OUTPUT = 251  # where commands print
+SHELL_TERMINAL = 251  # where commands read and print
 SHELL_COMMAND = 252  # a memory file with the command to run
 
 CELL_CHANNEL = 250  # a socket: a frame asks for a cell, a frame answers

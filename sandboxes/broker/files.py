@@ -40,7 +40,7 @@ class FileFailure(Exception):
 def read(path: str, max_bytes: int) -> bytes:
     """The whole of a regular file of at most `max_bytes`. Raises FileFailure."""
     try:
-        fd = _open_regular(path, os.O_RDONLY)
+        fd = open_regular(path, os.O_RDONLY)
         with open(fd, "rb", buffering=0) as file:
             data = bytearray()
             while chunk := file.read(min(max_bytes + 1 - len(data), 1 << 20)):
@@ -57,8 +57,8 @@ def write(path: str, data: bytes, max_bytes: int) -> None:
     if len(data) > max_bytes:
         raise FileFailure("too_large", f"{len(data)} bytes are more than the {max_bytes} a file may have: {path!r}")
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        fd = _open_regular(path, os.O_WRONLY | os.O_CREAT)
+        make_parents(path)
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT)
         with open(fd, "wb", buffering=0) as file:
             file.truncate(0)
             view = memoryview(data)
@@ -68,22 +68,28 @@ def write(path: str, data: bytes, max_bytes: int) -> None:
         raise FileFailure.of(error, path) from None
 
 
-def list_directory(path: str) -> list[dict[str, object]]:
-    """The entries of a directory, sorted by name, links not followed. Raises FileFailure."""
-    entries: list[dict[str, object]] = []
+def list_directory(path: str) -> bytes:
+    """The entries of a directory by name, links not followed: `KIND SIZE PATH` and a NUL for each. Raises FileFailure."""
+    entries: dict[bytes, bytes] = {}
     try:
-        with os.scandir(path) as found:
+        with os.scandir(os.fsencode(path)) as found:
             for entry in found:
                 if len(entries) == _MAX_ENTRIES:
                     raise FileFailure("too_large", f"more than {_MAX_ENTRIES} entries: {path!r}")
                 status = entry.stat(follow_symlinks=False)
-                entries.append({"path": entry.path, "kind": _kind(status.st_mode), "size": status.st_size})
+                entries[entry.path] = b"%s %d %s\0" % (_kind(status.st_mode), status.st_size, entry.path)
     except OSError as error:
         raise FileFailure.of(error, path) from None
-    return sorted(entries, key=lambda entry: str(entry["path"]))
+    return b"".join(entries[name] for name in sorted(entries))
 
 
-def _open_regular(path: str, flags: int) -> int:
+def make_parents(path: str) -> None:
+    """Raises OSError."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """A descriptor of a regular file, and of nothing else. Raises OSError, FileFailure."""
     # Without waiting: opening a pipe would otherwise stop the broker until somebody opens its other end.
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(fd).st_mode
@@ -95,9 +101,9 @@ def _open_regular(path: str, flags: int) -> int:
     raise FileFailure("not_a_file", f"not a regular file: {path!r}")
 
 
-def _kind(mode: int) -> str:
+def _kind(mode: int) -> bytes:
     if stat.S_ISREG(mode):
-        return "file"
+        return b"file"
     if stat.S_ISDIR(mode):
-        return "directory"
-    return "symlink" if stat.S_ISLNK(mode) else "other"
+        return b"directory"
+    return b"symlink" if stat.S_ISLNK(mode) else b"other"

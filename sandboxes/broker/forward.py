@@ -22,7 +22,7 @@ import struct
 
 from .framing import MAX_STREAMS, STREAM_CHUNK, STREAM_WINDOW, FrameError
 from .loop import READ, WRITE
-from .verbs import BadRequest
+from .tool import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A frame is
 
     length   4 bytes, big endian: the size of all that follows, at most MAX_FRAME
-    header   4 bytes of length (big endian), then that many bytes of JSON: one object
+    header   4 bytes of length (big endian), then at most MAX_HEADER bytes of JSON: one object
     payload  the rest: raw bytes (a file's contents, a command's output)
 
 The host sends requests `{"id": 7, "verb": "bash", ...}`; ids are its own choice, unique among its pending requests. The broker
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_FRAME = 64 * 1024 * 1024
-MAX_PAYLOAD = MAX_FRAME - 64 * 1024  # leaves room for the header
+MAX_HEADER = 64 * 1024
+MAX_PAYLOAD = MAX_FRAME - MAX_HEADER - 4
+
+# Of files in pieces, see `transfers`.
+TRANSFER_PIECE = 1024 * 1024
+TRANSFER_WINDOW = 4  # pieces on their way
 
 # Of forwarded ports, see `forward`.
 MAX_STREAMS = 64
@@ -47,11 +52,11 @@ class FrameError(Exception):
 
 
 def encode(header: Mapping[str, Any], payload: bytes = b"") -> bytes:
-    """One frame. Raises FrameError when it would exceed MAX_FRAME."""
-    head = json.dumps(header, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    """One frame. Raises FrameError when it would exceed MAX_FRAME or MAX_HEADER."""
+    head = json.dumps(header, separators=(",", ":")).encode()
     length = _LENGTH.size + len(head) + len(payload)
-    if length > MAX_FRAME:
-        raise FrameError(f"frame of {length} bytes exceeds {MAX_FRAME}")
+    if length > MAX_FRAME or len(head) > MAX_HEADER:
+        raise FrameError(f"a frame of {length} bytes exceeds {MAX_FRAME}, or its header of {len(head)} bytes {MAX_HEADER}")
     return b"".join((_LENGTHS.pack(length, len(head)), head, payload))
 
 
@@ -67,7 +72,7 @@ class FrameReader:
         self._buffer += data
         while len(self._buffer) >= _LENGTHS.size:
             length, head_length = _LENGTHS.unpack_from(self._buffer)
-            if length > self._max_frame or head_length > length - _LENGTH.size:
+            if length > self._max_frame or head_length > min(MAX_HEADER, length - _LENGTH.size):
                 raise FrameError(f"bad frame lengths {length} and {head_length}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:

@@ -1,4 +1,4 @@
-"""The persistent Python behind the `python` verb: the broker's side. Its other side is `worker`."""
+"""The persistent Python behind the `python` verbs: the broker's side. Its other side is `worker`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import sys
 
 from .descriptors import CELL_CHANNEL, CELL_SOURCE
 from .framing import FrameError, FrameReader, encode
+from .output import OutputPipe
+from .pictures import MAX_PICTURES, MAX_TOTAL_BYTES, MIME_TYPES
 from .processes import send, spawn
 from .tool import Settings, Tool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from .loop import Loop
     from .processes import Moment
 
-_MAX_REPORT = 64 * 1024
+_MAX_REPORT_BASE = 256 * 1024
+_ENV = {"MPLBACKEND": "Agg"}  # there is no display
 
 
 class Interpreter(Tool):
@@ -33,16 +36,33 @@ class Interpreter(Tool):
         self._channel: socket.socket | None = None
         self._source = -1
         self._frames = FrameReader()
+        self._restarts: list[Callable[[], None]] = []
+
+    def interrupt(self) -> None:
+        """Deliver KeyboardInterrupt to the running cell, if any."""
+        if self._job is not None and self.pid is not None:
+            send(self.pid, signal.SIGINT)
+
+    def restart(self, when_done: Callable[[], None]) -> None:
+        """End the process with the cell it may run; cells that wait get a new one."""
+        if self.pid is None:
+            when_done()
+        else:
+            self._restarts.append(when_done)
+            self._kill_child()
+
+    def _open_output(self) -> OutputPipe:
+        return OutputPipe(self._loop, self._on_output)
 
     def _start_child(self, output: int) -> int:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         self._source = os.memfd_create("cell")
-        self._frames = FrameReader(_MAX_REPORT + 16 * self._settings.output_bytes)  # two texts, escaped
+        self._frames = FrameReader(_MAX_REPORT_BASE + 8 * self._settings.output_bytes + MAX_TOTAL_BYTES)  # two texts
         null = os.open(os.devnull, os.O_RDONLY)
         pid = spawn(
             (sys.executable, sys.argv[0], "worker", str(self._settings.output_bytes)),
-            env=self._settings.env,
+            env={**_ENV, **self._settings.env},
             cwd=self.cwd,
             descriptors={0: null, 1: output, 2: output, CELL_CHANNEL: theirs.fileno(), CELL_SOURCE: self._source},
             limits=self._settings.rlimits,
@@ -70,12 +90,19 @@ class Interpreter(Tool):
             self._channel = None
             os.close(self._source)
 
-    def _result(self, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    def _result(self, outcome: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         if "exit_code" not in outcome:
-            return {"value": outcome.get("value"), "error": outcome.get("error")}
+            return dict(outcome["header"]), outcome["payload"]
         code = outcome["exit_code"]
         how = f"was killed by {signal.Signals(code - 128).name}" if code > 128 else f"exited with code {code}"
-        return {"value": None, "error": f"The interpreter {how}; all its state is lost. The next cell runs in a new one."}
+        error = f"The interpreter {how}; all its state is lost. The next cell runs in a new one.".encode()
+        return {"value": None, "error": len(error), "pictures": []}, error
+
+    def _on_exit(self, exit_code: int) -> None:
+        super()._on_exit(exit_code)
+        restarts, self._restarts = self._restarts, []
+        for when_done in restarts:
+            when_done()
 
     def _on_report(self, _events: int) -> None:
         if self._channel is None:
@@ -89,7 +116,22 @@ class Interpreter(Tool):
             self._on_channel_closed()
             return
         try:
-            for header, _ in self._frames.feed(data):
-                self._finish(header, restarted=False)
+            for header, payload in self._frames.feed(data):
+                _check_report(header, payload)
+                self._finish({"header": header, "payload": payload}, restarted=False)
         except FrameError:
             self._kill_child()  # the cell's code took hold of the channel
+
+
+def _check_report(header: Mapping[str, Any], payload: bytes) -> None:
+    """Raises FrameError for what `worker` would not send: it must not reach the host as if it came from us."""
+    pictures = header.get("pictures")
+    if set(header) != {"value", "error", "pictures"} or type(pictures) is not list or len(pictures) > MAX_PICTURES:
+        raise FrameError("not a report")
+    sizes = [size for size in (header["value"], header["error"]) if size is not None]
+    for picture in pictures:
+        if type(picture) is not list or len(picture) != 2 or picture[0] not in MIME_TYPES:
+            raise FrameError("not a picture")
+        sizes.append(picture[1])
+    if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != len(payload):
+        raise FrameError("sizes that do not fit")

@@ -38,6 +38,7 @@ class Loop:
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
+        self._sweep_at = 1000
         self._children: dict[int, Callable[[int], None]] = {}
         self._running = True
         self._wakeup, wakeup_writer = os.pipe()
@@ -61,6 +62,11 @@ class Loop:
             self._epoll.unregister(fd)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        if len(self._timers) >= self._sweep_at:
+            # Those that were cancelled long before they are due: the timeouts of commands.
+            self._timers = [timer for timer in self._timers if timer.callback is not None]
+            heapq.heapify(self._timers)
+            self._sweep_at = 1000 + 2 * len(self._timers)
         timer = Timer(time.monotonic() + seconds, callback)
         heapq.heappush(self._timers, timer)
         return timer

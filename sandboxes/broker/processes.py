@@ -10,6 +10,7 @@ import fcntl
 import os
 import resource
 import signal
+import termios
 import time
 
 TYPE_CHECKING = False
@@ -69,12 +70,14 @@ def spawn(
     cwd: str,
     descriptors: Mapping[int, int],
     limits: Iterable[tuple[int, int]],
+    terminal: int | None = None,
     adopts_orphans: bool = False,
     ignores_interrupt: bool = False,
 ) -> int:
     """Start a child in a session of its own and return its pid.
 
-    `descriptors` maps the numbers the child shall see to open ones of ours; all others are closed. With `adopts_orphans` the
+    `descriptors` maps the numbers the child shall see to open ones of ours; all others are closed. `terminal`, one of ours,
+    becomes the session's controlling terminal. With `adopts_orphans` the
     child becomes the parent of whatever its descendants orphan (it must reap, as shells do). Limits bind the child and its
     descendants, never the broker, which must be able to start a new child when they are exhausted.
     """
@@ -83,6 +86,8 @@ def spawn(
         return pid
     try:
         os.setsid()
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_interrupt else signal.SIG_DFL)

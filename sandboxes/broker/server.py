@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from .files import FileFailure
 from .forward import open_forward
@@ -10,58 +11,65 @@ from .framing import MAX_FRAME, FrameError, FrameReader, encode
 from .interpreter import Interpreter
 from .loop import READ, WRITE, Loop
 from .shell import Shell
-from .tool import Settings, Tool
-from .verbs import BadRequest, Verbs
+from .tool import BadRequest, Settings, Tool
+from .verbs import Verbs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from .loop import Timer
-
 _MAX_UNSENT = 2 * MAX_FRAME
 _MAX_HELD = 2 * MAX_FRAME  # payloads of requests that are not answered
 _MAX_PENDING = 1000
+_MAX_CONNECTIONS = 64
+_MAX_MESSAGE = 2000
 _CONGESTED = 1024 * 1024
 
 
 class Server:
-    """Accepts connections on a listening socket, and stops the loop when no host has been connected for too long."""
+    """Accepts connections on a listening socket, and stops the loop when no host has said anything for too long."""
 
     def __init__(self, loop: Loop, listener: socket.socket, settings: Settings, dead_man: float) -> None:
         self.loop = loop
-        self.tools: dict[str, Tool] = {}
         siblings: list[Tool] = []
-        self.tools["bash"] = Shell(loop, settings, siblings)
-        self.tools["python"] = Interpreter(loop, settings, siblings)
-        siblings.extend(self.tools.values())
-        self.verbs: dict[str, Callable[[Request], None]] = Verbs(settings, self.tools).table()
+        shell, interpreter = Shell(loop, settings, siblings), Interpreter(loop, settings, siblings)
+        siblings += [shell, interpreter]
+        self.tools: dict[str, Tool] = {"bash": shell, "python": interpreter}
+        self.verbs: dict[str, Callable[[Request], None]] = Verbs(loop, settings, shell, interpreter).table()
+        self.verbs["ping"] = lambda request: request.answer({"dead_man_seconds": dead_man})
         self.verbs["forward"] = lambda request: open_forward(loop, request)
         self._listener = listener
         self._dead_man = dead_man
+        self._last_frame = time.monotonic()
         self._connections: set[Connection] = set()
-        self._timer: Timer | None = None
         listener.setblocking(False)
         loop.watch(listener.fileno(), self._on_connection)
-        self._arm_dead_man()
+        loop.call_later(dead_man, self._on_silence)
+
+    def note_frame(self) -> None:
+        """A host is alive. That it is connected says nothing: it may be frozen."""
+        self._last_frame = time.monotonic()
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        if not self._connections:
-            self._arm_dead_man()
 
-    def _arm_dead_man(self) -> None:
-        self._timer = self.loop.call_later(self._dead_man, self.loop.stop)
+    def _on_silence(self) -> None:
+        left = self._last_frame + self._dead_man - time.monotonic()
+        if left > 0:
+            self.loop.call_later(left, self._on_silence)
+        else:
+            self.loop.stop()
 
     def _on_connection(self, _events: int) -> None:
         try:
             peer, _ = self._listener.accept()
         except OSError:
             return  # the peer is already gone
-        if self._timer is not None:
-            self._timer.cancel()
-        self._connections.add(Connection(self, peer))
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            peer.close()
+        else:
+            self._connections.add(Connection(self, peer))
 
 
 class Request:
@@ -74,28 +82,28 @@ class Request:
     def __init__(self, connection: Connection, number: int, header: dict[str, Any], payload: bytes) -> None:
         self.header = header
         self.payload = payload
+        self.connection = connection
         self.on_cancel: Callable[[], None] | None = None
         self.on_more: Callable[[dict[str, Any], bytes], None] | None = None
-        self._connection = connection
         self._number = number
 
     @property
     def is_congested(self) -> bool:
         """Whether the host is slow to read what it is sent: what can wait should, or grow no more."""
-        return self._connection.unsent_bytes > _CONGESTED
+        return self.connection.unsent_bytes > _CONGESTED
 
     def send_more(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
         """Send a frame before the answer."""
-        self._connection.send({"id": self._number, "more": True, **header}, payload)
+        self.connection.send({"id": self._number, "more": True, **header}, payload)
 
     def answer(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
         """The last frame. Called exactly once, also after `on_cancel`."""
-        self._connection.forget(self._number)
-        self._connection.send({"id": self._number, **header}, payload)
+        self.connection.forget(self._number)
+        self.connection.send({"id": self._number, **header}, payload)
 
     def fail(self, kind: str, message: str, **details: str) -> None:
         """The last frame, when the request cannot be carried out; kinds as in `framing`."""
-        self.answer({"failure": {"kind": kind, "message": message, **details}})
+        self.answer({"failure": {"kind": kind, "message": message[:_MAX_MESSAGE], **details}})
 
     def run(self, step: Callable[[], None]) -> None:
         """Call `step`, turning what it refuses into the answer."""
@@ -160,6 +168,7 @@ class Connection:
             self._close()
 
     def _on_frame(self, header: dict[str, Any], payload: bytes) -> None:
+        self._server.note_frame()
         number, verb = header.get("id"), header.get("verb")
         if type(number) is not int:
             raise FrameError("a request needs an integer id")
@@ -208,4 +217,6 @@ class Connection:
         for request in list(self._pending.values()):
             if request.on_cancel is not None:
                 request.on_cancel()
+        for tool in self._server.tools.values():
+            tool.abandon(self)
         self._server.forget(self)

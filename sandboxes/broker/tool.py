@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 
-from .output import OutputPipe
+from .output import BoundedOutput
 from .processes import Moment, kill_descendants, rlimits, send
 
 TYPE_CHECKING = False
@@ -16,21 +16,54 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .loop import Loop, Timer
+    from .output import LiveOutput, OutputPipe
+    from .terminal import Terminal
     from .watchdog import Watchdog
 
     Answer = Callable[[Mapping[str, Any], bytes], None]
 
 
-class Job:
-    """One request to a tool. `answer(header, payload)` is called exactly once, unless the job is dropped before it starts."""
+class BadRequest(Exception):
+    """A well-formed request for something impossible."""
 
-    def __init__(self, text: str, timeout: float, answer: Answer) -> None:
+
+class Call:
+    """A host's request that waits for what becomes of a job. `owner` is its connection."""
+
+    def __init__(
+        self, answer: Answer, owner: object, live: LiveOutput | None = None, quiet_timeout: float | None = None
+    ) -> None:
+        self.owner = owner
+        self.live = live
+        self.quiet_timeout = quiet_timeout
+        self._answer = answer
+
+    def answer(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
+        """Called exactly once."""
+        if self.live is not None:
+            self.live.close()
+        self._answer(header, payload)
+
+    def fail(self, kind: str, message: str) -> None:
+        self.answer({"failure": {"kind": kind, "message": message}})
+
+
+class Job:
+    """One piece of work for a tool. `call` waits for it; None while it goes on without."""
+
+    def __init__(self, text: str, timeout: float, call: Call) -> None:
         self.text = text
         self.timeout = timeout
-        self.answer = answer
+        self.call: Call | None = call
+        self.owner = call.owner
         self.timed_out = False
         self.cancelled = False
         self.limit_exceeded = ""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it was decided that it must not go on."""
+        return self.timed_out or self.cancelled or bool(self.limit_exceeded)
 
 
 class Settings:
@@ -58,17 +91,24 @@ class Tool:
         self._loop = loop
         self._settings = settings
         self.tools = tools  # all of them, this one included
-        self._output: OutputPipe | None = None
+        self._kept = BoundedOutput(settings.output_bytes)
+        self._output: OutputPipe | Terminal | None = None
         self._waiting: deque[Job] = deque()
         self._job: Job | None = None
         self._timer: Timer | None = None
         self._started = 0.0
         self._since: Moment | None = None
-        self._printed_before = 0
+        self.printed = 0  # bytes, since the last job began
         self.watchdog: Watchdog | None = None
+        self._ending = False  # the child was killed and is not reaped yet
         self.pid: int | None = None
         self._news: dict[str, str] = {}  # environment variables that the running child has not been told of
         self.cwd = settings.env.get("HOME", "/")
+
+    @property
+    def job_since(self) -> Moment | None:
+        """When the running job began; None when none runs."""
+        return None if self._job is None else self._since
 
     def submit(self, job: Job) -> None:
         self._waiting.append(job)
@@ -76,22 +116,19 @@ class Tool:
 
     def cancel(self, job: Job) -> None:
         """End a job of this tool: at once when it waits, as at its timeout when it runs."""
-        job.cancelled = True
-        if job is self._job:
+        if job is self._job and not job.cancelled:
+            job.cancelled = True
             self._interrupt()
-        else:
+        elif job in self._waiting:
             self._waiting.remove(job)
-            job.answer({"failure": {"kind": "cancelled", "message": "cancelled before it started"}}, b"")
+            if job.call is not None:
+                job.call.fail("cancelled", "cancelled before it started")
 
-    @property
-    def job_since(self) -> Moment | None:
-        """When the running job began; None when none runs."""
-        return None if self._job is None else self._since
-
-    @property
-    def printed(self) -> int:
-        """Bytes printed since the last job began."""
-        return 0 if self._output is None else self._output.kept.total - self._printed_before
+    def abandon(self, owner: object) -> None:
+        """A host went away: cancel what it asked for, also a command that it left running."""
+        for job in (*self._waiting, self._job):
+            if job is not None and job.owner is owner:
+                self.cancel(job)
 
     def exceed(self, limit: str, *, replace_child: bool = False) -> None:
         """End the running job, if any, with all it started, because it exceeded `limit`, a field of `Limits`.
@@ -112,6 +149,10 @@ class Tool:
 
     # What subclasses provide.
 
+    def _open_output(self) -> OutputPipe | Terminal:
+        """Where the child shall print; what arrives there goes to `_on_output`."""
+        raise NotImplementedError
+
     def _start_child(self, output: int) -> int:
         """Start the child with `output` as its stdout and stderr, and return its pid."""
         raise NotImplementedError
@@ -128,14 +169,17 @@ class Tool:
         """Close what belonged to the child, which has ended."""
         raise NotImplementedError
 
-    def _result(self, outcome: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer's own fields. `outcome` is what the child reported, or {"exit_code": n} when it ended instead."""
+    def _result(self, outcome: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer's own fields, and what precedes the output in its payload.
+
+        `outcome` is what the child reported, or {"exit_code": n} when it ended instead.
+        """
         raise NotImplementedError
 
     # The life of a job.
 
     def _next(self) -> None:
-        while self._job is None and self._waiting:
+        while self._job is None and self._waiting and not self._ending:
             job = self._job = self._waiting.popleft()
             self._started = time.monotonic()
             try:
@@ -145,27 +189,39 @@ class Tool:
                     self._kill_child()  # it is there but does not listen; its end will finish the job
                     return
                 self._job = None
-                job.answer({"failure": {"kind": "unusable", "message": f"cannot start: {error}"}}, b"")
+                if job.call is not None:
+                    job.call.fail("unusable", f"cannot start: {error}")
 
     def _begin(self, job: Job) -> None:
         if self._output is None:
-            self._output = OutputPipe(self._loop, self._settings.output_bytes)
+            self._output = self._open_output()
         if self.pid is None:
             self._news.clear()
             self.pid = self._start_child(self._output.writer)
             self._loop.on_exit(self.pid, self._on_exit)
         self._since = Moment()
-        self._printed_before = self._output.kept.total
+        self.printed = 0
         self._hand_over(job.text)
         self._news.clear()
-        self._timer = self._loop.call_later(job.timeout, self._on_timeout)
+        self._set_timeout(job.timeout)
         if self.watchdog is not None:
             self.watchdog.on_begin(self)
+
+    def _set_timeout(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._on_timeout)
 
     def _on_timeout(self) -> None:
         if self._job is not None:
             self._job.timed_out = True
             self._interrupt()
+
+    def _on_output(self, data: bytes) -> None:
+        self._kept.add(data)
+        self.printed += len(data)
+        if self._job is not None and self._job.call is not None and self._job.call.live is not None:
+            self._job.call.live.add(data)
 
     def _interrupt(self) -> None:
         if self._timer is not None:
@@ -177,8 +233,10 @@ class Tool:
     def _kill_child(self) -> None:
         """The child does not come back by itself: end it. `_on_exit` then finishes the job."""
         if self.pid is not None:
+            self._ending = True
             send(self.pid, signal.SIGSTOP)  # so that it starts nothing more while its descendants are hunted
-            self._kill_leftovers()
+            if self._job is not None:
+                self._kill_leftovers()
             send(self.pid, signal.SIGKILL)
 
     def _kill_leftovers(self) -> None:
@@ -196,30 +254,38 @@ class Tool:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if job.timed_out or job.cancelled or job.limit_exceeded:
+        if job.is_ended:
             self._kill_leftovers()
-        output, missing = self._output.take()
+        self._output.drain()
         if self.watchdog is not None and not job.limit_exceeded:
             job.limit_exceeded = self.watchdog.on_end(self)
         self._job = None
-        if job.cancelled:
-            job.answer({"failure": {"kind": "cancelled", "message": "cancelled"}}, b"")
-        else:
-            header = self._result(outcome)
-            header.update(
-                timed_out=job.timed_out,
-                limit_exceeded=job.limit_exceeded,
-                restarted=restarted,
-                truncated_bytes=missing,
-                duration=time.monotonic() - self._started,
-            )
-            job.answer(header, output)
+        header, payload = self._result(outcome)
+        header.update(
+            timed_out=job.timed_out,
+            limit_exceeded=job.limit_exceeded,
+            restarted=restarted,
+            duration=time.monotonic() - self._started,
+        )
+        self._deliver(job, header, payload)
         self._next()
+
+    def _deliver(self, job: Job, header: dict[str, Any], payload: bytes) -> None:
+        """Answer the call that waits for `job`."""
+        output, header["truncated_bytes"] = self._kept.take()
+        if job.call is None:
+            return
+        if job.cancelled:
+            job.call.fail("cancelled", "cancelled")
+        else:
+            job.call.answer(header, payload + output)
 
     def _on_exit(self, exit_code: int) -> None:
         self._release()
         self.pid = None
+        self._ending = False
         self._finish({"exit_code": exit_code}, restarted=True)
+        self._next()
 
     def _on_channel_closed(self) -> None:
         """The child can report nothing more. It is ending, or became another program, which may take its time."""

@@ -32,12 +32,6 @@ async def merges_streams(bench: Bench) -> None:
         expect_output(await session.bash("echo 1; echo 2 >&2; echo 3", timeout=5), "1\n2\n3\n")
 
 
-@check("commands read an empty standard input")
-async def has_empty_stdin(bench: Bench) -> None:
-    async with bench.sandbox() as session:
-        expect_output(await session.bash("cat; echo end", timeout=5), "end\n")
-
-
 @check("unbalanced quotes, open here-documents and aborted expansions give a result, and the shell goes on")
 async def survives_broken_commands(bench: Bench) -> None:
     async with bench.sandbox() as session:

@@ -1,0 +1,144 @@
+"""The pseudo-terminal on which commands run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import termios
+import time
+
+from .loop import READ, WRITE
+from .tool import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .loop import Loop
+
+ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "SYSTEMD_PAGER": "cat"}
+
+_ROWS, _COLUMNS = 50, 200
+_SIZE = struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0)
+_LINE_DISCIPLINE = struct.pack("i", 0)  # the usual one
+_OPEN_PEER = 0x5441  # TIOCGPTPEER, which `termios` does not name
+_CHUNK = 64 * 1024
+_CAPACITY = 64 * 1024  # more than the kernel holds between a program and us
+_PATIENCE = 1.0  # seconds in which what was written comes out at the other end, on a busy machine too
+_LONGEST_LINE = 4095
+_MAX_TYPED = 64 * 1024
+
+
+class Terminal:
+    """A terminal that does not echo and changes no byte on its way out; `sink` gets what is written to it.
+
+    It is read all the time, like `OutputPipe`. `writer` is the programs' end.
+    """
+
+    def __init__(self, loop: Loop, sink: Callable[[bytes], None]) -> None:
+        self._loop = loop
+        self._sink = sink
+        self._master, self.writer = os.openpty()
+        # An end of our own that does not block; a change of the programs' end would be one for them as well.
+        self._slave = fcntl.ioctl(self._master, _OPEN_PEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._master, False)
+        self._modes = _modes(termios.tcgetattr(self._slave))
+        self._readable = select.poll()
+        self._readable.register(self._master, select.POLLIN)
+        self._typed = bytearray()
+        loop.watch(self._master, self._on_ready)
+
+    def prepare(self) -> None:
+        """Undo what the last command did to the terminal, and drop what was typed and it did not read."""
+        self._typed.clear()
+        self._loop.watch(self._master, self._on_ready)
+        termios.tcsetattr(self._slave, termios.TCSANOW, self._modes)
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, _SIZE)
+        termios.tcflush(self._slave, termios.TCIFLUSH)
+
+    def type(self, data: bytes) -> None:
+        """Type `data` as fast as it is read. Raises BadRequest for what would get lost."""
+        if len(self._typed) + len(data) > _MAX_TYPED:
+            raise BadRequest(f"more than {_MAX_TYPED} bytes of input that the program did not read")
+        reads_lines = termios.tcgetattr(self._slave)[3] & termios.ICANON
+        if reads_lines and any(len(line) > _LONGEST_LINE for line in data.split(b"\n")):
+            raise BadRequest(f"a terminal takes lines of at most {_LONGEST_LINE} bytes: write longer ones to a file")
+        self._typed += data
+        self._send_typed()
+
+    def drain(self) -> None:
+        """Take in all that was written before this call.
+
+        What is written arrives here some time later, so something is written after it that nobody can have written before.
+        """
+        taken = 0
+        while data := self._read():  # so that there is room
+            self._sink(data)
+            taken += len(data)
+            if taken > _CAPACITY:
+                return  # a flood from the background: all that is older has come
+        mark = b"%020d" % int.from_bytes(os.urandom(8), "big")
+        deadline = time.monotonic() + _PATIENCE
+        unwritten, unchecked = mark, b""
+        while time.monotonic() < deadline:
+            if unwritten:
+                unwritten = unwritten[self._write(unwritten) :]
+            data = self._read()
+            before, found, after = (unchecked + data).partition(mark)
+            if found:
+                self._sink(before + after)
+                return
+            unchecked = before[-len(mark) :]
+            self._sink(before[: -len(mark)])
+            taken += len(data)
+            if taken > _CAPACITY:
+                break  # the flood began just now, and left no room for the mark
+            if not data:
+                self._readable.poll(10)
+        else:
+            fcntl.ioctl(self._slave, termios.TIOCSETD, _LINE_DISCIPLINE)
+        self._sink(unchecked)
+
+    def _on_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._send_typed()
+        if events & ~WRITE:
+            data = self._read()
+            if data:
+                self._sink(data)
+
+    def _send_typed(self) -> None:
+        try:
+            sent = os.write(self._master, self._typed) if self._typed else 0
+        except BlockingIOError:
+            sent = 0
+        del self._typed[:sent]
+        self._loop.watch(self._master, self._on_ready, READ | WRITE if self._typed else READ)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._master, _CHUNK)
+        except BlockingIOError:
+            return b""
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return os.write(self._slave, data)
+        except BlockingIOError:
+            termios.tcflow(self._slave, termios.TCOON)  # in case a program stopped the terminal
+        except OSError:
+            pass  # a program gave it another line discipline
+        return 0
+
+
+def _modes(modes: list[Any]) -> list[Any]:
+    """Lines are edited and control characters send signals, as programs expect; output passes as it is.
+
+    Without NOFLSH an interrupt would drop what was printed and is still on its way.
+    """
+    _, _, control, _, input_speed, output_speed, characters = modes
+    local = termios.ISIG | termios.ICANON | termios.IEXTEN | termios.NOFLSH
+    return [termios.ICRNL, 0, control, local, input_speed, output_speed, characters]
