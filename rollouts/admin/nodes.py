@@ -22,7 +22,10 @@ class NodeAdmin(OurAdmin):
     list_display = ["name", "draining", "max_init", "max_run", "max_eval", "ready_buffer", "cpus", "version", "last_seen_at"]
     search_fields = ["name"]
     actions = ["drain", "resume"]
-    _observed = ("draining_since", "drain_deadline", "cpus", "memory", "booted_at", "version", "registered_at", "last_seen_at")
+    _observed = (
+        *("draining_since", "drain_deadline", "cpus", "memory", "booted_at", "version", "registered_at", "last_seen_at"),
+        *("sandbox_backend", "sandbox_facts", "sandbox_problem"),
+    )
     fields = ["name", "max_init", "max_run", "max_eval", "ready_buffer", *_observed]
     readonly_fields = ["name", *_observed]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -49,6 +49,11 @@ class Node(models.Model):
     memory = models.PositiveBigIntegerField(default=0, editable=False, help_text="Bytes.")
     booted_at = models.DateTimeField(null=True, editable=False)
     version = models.CharField(max_length=40, editable=False, help_text="Of this project, on the node.")
+    sandbox_backend = models.CharField(max_length=20, default="", editable=False)
+    sandbox_facts: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, editable=False, help_text="What its INIT workers found out: programs, versions, limit -> mechanism."
+    )
+    sandbox_problem = models.TextField(default="", editable=False, help_text="Why no sandbox can be started on it.")
     registered_at = models.DateTimeField(default=timezone.now, editable=False)
     last_seen_at = models.DateTimeField(default=timezone.now, editable=False)
 

@@ -20,7 +20,7 @@ class StageLoad:
     slots: int = 0  # what its live worker processes take at once
     processes: int = 0
     cap: int | None = None  # the node's own limit
-    open: bool = True  # False while the node drains
+    open: bool = True  # False while the node drains, and for INIT where no sandbox can be started
     held: int = 0
     hinted: int = 0
     waiting: int = 0  # handed on by the stage before, could start now
@@ -111,7 +111,8 @@ _WORKERS = """
 SELECT w.node, w.stage,
        COALESCE(sum(w.concurrency) FILTER (WHERE w.draining_since IS NULL), 0),
        count(*) FILTER (WHERE w.draining_since IS NULL),
-       n.max_init, n.max_run, n.max_eval, n.ready_buffer, n.drain_deadline IS NOT NULL, n.drain_deadline <= now()
+       n.max_init, n.max_run, n.max_eval, n.ready_buffer, n.drain_deadline IS NOT NULL, n.drain_deadline <= now(),
+       n.sandbox_problem <> ''
 FROM rollouts_workerprocess w LEFT JOIN rollouts_node n ON n.name = w.node
 WHERE w.stopped_at IS NULL AND w.lost_at IS NULL AND w.lease_expires_at > now()
 GROUP BY w.node, w.stage, n.name
@@ -143,7 +144,9 @@ _STAGE_OF = {rule.holds_in.value: stage for stage, rule in STAGES.items()} | {
 def read_load() -> Load:
     """The present load."""
     load = Load()
-    for name, stage, slots, processes, max_init, max_run, max_eval, ready_buffer, drains, over in execute_prepared(_WORKERS):
+    for name, stage, slots, processes, max_init, max_run, max_eval, ready_buffer, drains, over, broken in execute_prepared(
+        _WORKERS
+    ):
         node = load.node(name)
         node.ready_buffer = settings.READY_BUFFER if ready_buffer is None else ready_buffer
         node.draining = Draining.OVER if over else Draining.FINISHING if drains else Draining.NO
@@ -154,6 +157,8 @@ def read_load() -> Load:
             # What a draining node has run is still evaluated there: its sandbox may be needed.
             finishing = limited is Stage.EVAL and node.draining is Draining.FINISHING
             node.stages[limited].open = finishing or node.draining is Draining.NO
+        if broken:
+            node.stages[Stage.INIT].open = False
     for policy_id, capacity in execute_prepared(_SERVERS):
         load.policy(policy_id).capacity = capacity
     for state, name, situation, run_id, project_id, policy_id, n in execute_prepared(_IN_HAND):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import fields
 from typing import NamedTuple
 
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 
 from rollouts.lifecycle import Stage
 from rollouts.models import Draining, Node, WorkerProcess
 from rollouts.scheduling.load import NodeLoad, StageLoad, read_load
+from sandboxes.models import Sandbox
+from sandboxes.protocol import Limits
 
 
 class NodeRow(NamedTuple):
@@ -19,6 +22,7 @@ class NodeRow(NamedTuple):
     node: Node
     load: NodeLoad
     processes: list[WorkerProcess]
+    leftovers: list[Sandbox]  # stopping them failed
 
     @property
     def stages(self) -> list[tuple[Stage, StageLoad]]:
@@ -27,6 +31,10 @@ class NodeRow(NamedTuple):
     @property
     def held(self) -> int:
         return sum(stage.held for stage in self.load.stages.values())
+
+    @property
+    def sandbox_limits(self) -> list[tuple[str, str]]:
+        return sandbox_limits(self.node)
 
     @property
     def ready(self) -> int:
@@ -45,6 +53,17 @@ class NodeRow(NamedTuple):
         return "draining" if self.held else "drained"
 
 
+def sandbox_limits(node: Node) -> list[tuple[str, str]]:
+    """(limit, how it is held) for the sandboxes of a node, in the order of `Limits`."""
+    facts = node.sandbox_facts
+    return [(field.name, facts[field.name]) for field in fields(Limits) if field.name in facts]
+
+
+def leftover_sandboxes() -> QuerySet[Sandbox]:
+    """Those of which something survived their stop; the janitor of their node goes on trying."""
+    return Sandbox.objects.filter(stopped_at=None, stop_attempts__gt=0).order_by("created_at")
+
+
 def node_rows() -> list[NodeRow]:
     """All nodes by name. Nodes belong to the installation, not to a project."""
     load = read_load()
@@ -52,8 +71,16 @@ def node_rows() -> list[NodeRow]:
     processes: defaultdict[str, list[WorkerProcess]] = defaultdict(list)
     for process in live.annotate(rollouts_held=Count("held")).order_by("node", "started_at"):
         processes[process.node].append(process)
+    leftovers = defaultdict(list)
+    for sandbox in leftover_sandboxes():
+        leftovers[sandbox.node].append(sandbox)
     order = list(Stage)
     return [
-        NodeRow(node, load.node(node.name), sorted(processes[node.name], key=lambda process: order.index(Stage(process.stage))))
+        NodeRow(
+            node,
+            load.node(node.name),
+            sorted(processes[node.name], key=lambda process: order.index(Stage(process.stage))),
+            leftovers[node.name],
+        )
         for node in Node.objects.order_by("name")
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rollouts.lifecycle import STAGES, Limit, Stage
-from rollouts.models import LLMServer, Run
+from rollouts.models import LLMServer, Node, Run
 from rollouts.scheduling.load import Load, NodeLoad, read_load
 
 from .budgets import in_flight_limits_reached
@@ -52,10 +52,21 @@ def _missing_workers(load: Load, waits: Waits) -> Iterator[Obstacle]:
         elif not closed and not any(node.stages[stage].limit for node in nodes):
             closed = True
             able = [node for node in nodes if node.stages[stage].processes]
+            problem = _sandbox_problem(node.name for node in able) if stage is Stage.INIT else None
+            if problem is not None:
+                yield Obstacle(
+                    f"No sandbox can be started on {problem.name}: {problem.sandbox_problem}; {what}.",
+                    f"Put it right there; “python -m django sandbox_selfcheck {problem.sandbox_backend}” shows more.",
+                )
+                continue
             yield Obstacle(
                 f"Every node with {stage.upper()} workers drains or has max_{stage.value} = 0; {what}.",
                 f"Let one take part again: “prorl nodes resume {able[0].name}”, or raise its limit in the admin.",
             )
+
+
+def _sandbox_problem(names: Iterable[str]) -> Node | None:
+    return Node.objects.filter(name__in=list(names), draining_since=None).exclude(sandbox_problem="").first()
 
 
 def _missing_servers(run: Run) -> Iterator[Obstacle]:

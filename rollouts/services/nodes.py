@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import version
@@ -36,6 +37,16 @@ def _host() -> dict[str, Any]:
         "booted_at": datetime.fromtimestamp(time.time() - since_boot, UTC),
         "version": version("prorl-site"),
     }
+
+
+def note_sandboxes(*, node: str, backend: str, facts: Mapping[str, str]) -> None:
+    """A node can start sandboxes: with what, and how it holds them to their limits (`Backend.probe`)."""
+    Node.objects.filter(name=node).update(sandbox_backend=backend, sandbox_facts=dict(facts), sandbox_problem="")
+
+
+def note_no_sandboxes(*, node: str, backend: str, problem: str) -> None:
+    """A node cannot start sandboxes: its INIT workers are offered nothing until it can."""
+    Node.objects.filter(name=node).update(sandbox_backend=backend, sandbox_facts={}, sandbox_problem=problem)
 
 
 def drain_node(*, node: Node, seconds: float | None = None) -> None:

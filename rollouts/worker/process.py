@@ -35,6 +35,7 @@ from rollouts.services.lease import (
 from sandboxes.protocol import Backend
 from sandboxes.registry import get_backend
 
+from .ability import Ability
 from .database import Database
 from .janitor import Janitor
 from .rescoring import Rescorer
@@ -90,6 +91,7 @@ class WorkerProcess:
         self._draining = False  # takes nothing new: it will end
         self._ending = False  # at once
         self._node_drains = False  # until its node is resumed
+        self._ability: Ability | None = None  # of INIT workers
         self._slots = asyncio.Semaphore(concurrency)
         self._database = Database(patience=settings.LEASE_SECONDS)
         # However long the work waits for the database or the blob storage: the lease does not wait behind it, nor do cancels.
@@ -133,6 +135,9 @@ class WorkerProcess:
         await self._register()
         self._background.append(self._loop.create_task(self._keep_lease()))
         if self.stage is Stage.INIT:
+            self._ability = Ability(database=self._database, backend=backend, node=self.node)
+            await self._ability.look()
+            self._background.append(self._loop.create_task(self._ability.keep_looking()))
             janitor = Janitor(database=self._database, backend=backend, node=self.node)
             self._background.append(self._loop.create_task(janitor.run()))
         if self.stage is Stage.EVAL:
@@ -147,7 +152,8 @@ class WorkerProcess:
 
     @property
     def _refuses(self) -> bool:
-        return self._draining or self._node_drains or self._id is None
+        unable = self._ability is not None and self._ability.problem
+        return bool(self._draining or self._node_drains or self._id is None or unable)
 
     async def _drain(self, done: Callable[[], None]) -> None:
         self._draining = True

@@ -14,7 +14,8 @@ from rollouts.lifecycle import Stage, State
 from rollouts.models import Draining, LLMServer, Node, WorkerProcess
 from rollouts.services.errors import Refused
 from rollouts.services.lease import announce_drain, renew
-from rollouts.services.nodes import drain_node, resume_node
+from rollouts.services.nodes import drain_node, note_no_sandboxes, note_sandboxes, resume_node
+from sandboxes.services import note_ready, note_start, sandbox_name
 from tests.integration.api_case import ApiCase, client_for, expect_problem, secret_for
 from tests.integration.domain import Domain
 
@@ -140,6 +141,60 @@ class TestApi:
         [run] = queue["runs"]
         assert (run["id"], run["waiting"]) == (str(case.domain.run.id), 3)
         assert "No live LLM server" in run["obstacles"][0]["reason"]
+
+
+FACTS = {"version": "0.11.0", "binary": "/usr/bin/bwrap", "memory_mb": "watchdog, sum", "cpus": "none"}
+
+
+class TestSandboxes:
+    """What a node can hold sandboxes to, and nodes that cannot start any."""
+
+    @pytest.fixture
+    def page(self, client: Client):
+        client.force_login(User.objects.create_superuser("root"))
+        return lambda: client.get("/nodes/").content.decode()
+
+    def test_shows_how_limits_are_held(self, case: ApiCase, page, capsys: pytest.CaptureFixture[str]):
+        note_sandboxes(node="test-node", backend="bubblewrap", facts=FACTS)
+        html = page()
+        assert "bubblewrap 0.11.0" in html
+        assert "<dt>memory mb</dt><dd>watchdog, sum</dd>" in html
+        assert '<dt>cpus</dt><dd><span class="warn">not held</span></dd>' in html
+        [node] = case.reader.get("/api/v1/nodes/").json()["results"]
+        assert node["sandboxes"] == {"backend": "bubblewrap", "problem": "", "facts": FACTS}
+        call_command("nodes", "list")
+        assert "sandboxes: bubblewrap 0.11.0; memory_mb: watchdog, sum, cpus: none" in capsys.readouterr().out
+
+    def test_a_node_without_takes_no_rollouts(self, case: ApiCase, page, capsys: pytest.CaptureFixture[str]):
+        note_sandboxes(node="test-node", backend="bubblewrap", facts=FACTS)
+        note_no_sandboxes(node="test-node", backend="bubblewrap", problem="install bubblewrap")
+        assert "bubblewrap: install bubblewrap" in page()
+        [node] = case.reader.get("/api/v1/nodes/").json()["results"]
+        assert node["sandboxes"] == {"backend": "bubblewrap", "problem": "install bubblewrap", "facts": {}}
+        assert [node["stages"][stage]["limit"] for stage in ("init", "run", "eval")] == [0, 8, 8]
+        call_command("nodes", "list")
+        assert "no sandboxes: bubblewrap: install bubblewrap" in capsys.readouterr().out
+        note_sandboxes(node="test-node", backend="bubblewrap", facts=FACTS)
+        assert case.reader.get("/api/v1/nodes/").json()["results"][0]["stages"]["init"]["limit"] == 8
+
+    def test_the_queue_says_why_nothing_starts(self, case: ApiCase):
+        case.domain.submit(1)
+        note_no_sandboxes(node="test-node", backend="bubblewrap", problem="install bubblewrap")
+        [run] = case.reader.get("/api/v1/queue/").json()["runs"]
+        reason = run["obstacles"][0]["reason"]
+        assert reason.startswith("No sandbox can be started on test-node: install bubblewrap; 1 rollout")
+        assert "sandbox_selfcheck bubblewrap" in run["obstacles"][0]["remedy"]
+
+    def test_a_rollout_shows_how_its_sandbox_was_held(self, domain: Domain, client: Client):
+        rollout = domain.rollout_in(State.RUNNING)
+        name = sandbox_name(rollout.id, rollout.attempt)
+        note_start(name=name, rollout_id=rollout.id, attempt=rollout.attempt, node="test-node", backend="bubblewrap")
+        note_ready(name=name, enforced={"memory_mb": "watchdog, sum", "cpus": "none"})
+        client.force_login(User.objects.create_superuser("root"))
+        html = client.get(f"/rollouts/{rollout.id}/attempts/").content.decode()
+        assert f"Sandbox {name}" in html
+        assert "<dt>memory mb</dt><dd>watchdog, sum</dd>" in html
+        assert '<dt>cpus</dt><dd><span class="warn">not held</span></dd>' in html
 
 
 class TestCommand:

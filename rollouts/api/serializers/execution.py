@@ -24,6 +24,18 @@ class NodeStagesSerializer(serializers.Serializer[Any]):
     eval = StageUseSerializer()
 
 
+class NodeSandboxesSerializer(serializers.Serializer[Any]):
+    """What its INIT workers found out about sandboxes when they started."""
+
+    backend = serializers.CharField(source="sandbox_backend", help_text="Empty: no INIT worker has looked yet.")
+    problem = serializers.CharField(source="sandbox_problem", help_text="Why none can be started; INIT takes nothing then.")
+    facts = serializers.DictField(
+        source="sandbox_facts",
+        child=serializers.CharField(),
+        help_text="Programs and versions, and for each limit how it is held; “none”: not at all.",
+    )
+
+
 class NodeSerializer(serializers.Serializer[Any]):
     """A worker host."""
 
@@ -35,6 +47,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     cpus = serializers.IntegerField(source="node.cpus")
     memory = serializers.IntegerField(source="node.memory", help_text="Bytes.")
     version = serializers.CharField(source="node.version", help_text="Of this project, on the node.")
+    sandboxes = NodeSandboxesSerializer(source="node")
     booted_at = serializers.DateTimeField(source="node.booted_at", allow_null=True)
     last_seen_at = serializers.DateTimeField(source="node.last_seen_at")
 

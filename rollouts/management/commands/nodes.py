@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from rollouts.models import Node
-from rollouts.selectors.nodes import node_rows
+from rollouts.selectors.nodes import node_rows, sandbox_limits
 from rollouts.services.errors import Refused
 from rollouts.services.nodes import drain_node, resume_node
 
@@ -50,6 +50,15 @@ class Command(BaseCommand):
             self.stdout.write(
                 f"{row.node.name:{wide}}  {row.state:9}  {use}  {ready:>9}  {row.node.cpus:>4}  {row.node.version}"
             )
+            if row.node.sandbox_backend:
+                self.stdout.write(f"{'':{wide}}  {_sandboxes(row.node)}")
+
+
+def _sandboxes(node: Node) -> str:
+    if node.sandbox_problem:
+        return f"no sandboxes: {node.sandbox_backend}: {node.sandbox_problem}"
+    held = ", ".join(f"{limit}: {mechanism}" for limit, mechanism in sandbox_limits(node))
+    return f"sandboxes: {node.sandbox_backend} {node.sandbox_facts.get('version', '')}; {held}"
 
 
 def _find(name: str) -> Node:
