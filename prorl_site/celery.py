@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from celery import Celery
 from celery.signals import setup_logging
+from kombu.asynchronous import get_event_loop
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
 
@@ -50,6 +52,12 @@ app.conf.update(
     task_track_started=False,
 )
 app.autodiscover_tasks(["rollouts"])
+
+
+def wake_celery() -> None:
+    """Have a worker's loop look around now. From its own thread, where signal handlers run, nothing wakes it from its sleep."""
+    if hub := get_event_loop():
+        threading.Thread(target=hub.call_soon, args=(int,)).start()
 
 
 @setup_logging.connect

@@ -133,7 +133,8 @@ def _services(port: int) -> list[Service]:
     )
     dispatcher = Service(name="dispatcher", command=_manage("dispatch"), stop_order=_WORKERS_STOP)
     sender = Service(name="webhooks", command=_manage("deliver"), stop_order=_WORKERS_STOP)
-    return [web, dispatcher, sender, *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items())]
+    maintenance = Service(name="maintenance", command=_manage("maintain"), stop_order=_WORKERS_STOP)
+    return [web, dispatcher, sender, maintenance, *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items())]
 
 
 def _worker(stage: str, concurrency: int) -> Service:

@@ -1,9 +1,9 @@
-"""The Celery jobs. Their only argument is a list of rollouts' ids; everything else is read from Postgres by the claim."""
+"""The Celery jobs. Those of rollouts take a list of ids and nothing else: the rest is read from Postgres by the claim."""
 
 from __future__ import annotations
 
 from prorl_site.celery import app
-from rollouts.worker import celery_worker
+from rollouts.worker import celery_worker, maintenance
 
 
 @app.task(name="rollouts.init")
@@ -19,3 +19,8 @@ def run(rollout_ids: list[str]) -> None:
 @app.task(name="rollouts.eval")
 def evaluate(rollout_ids: list[str]) -> None:
     celery_worker.take(rollout_ids)
+
+
+@app.task(name="rollouts.maintain")
+def maintain() -> None:
+    maintenance.wake()

@@ -41,6 +41,9 @@ class Hint(NamedTuple):
         return queue_name(self.stage, self.node)
 
 
+MAINTENANCE_QUEUE = "maintenance"
+
+
 def queue_name(stage: Stage, node: str) -> str:
     """Each stage of each node has its own queue: where a rollout starts is decided by the room there, and there it stays."""
     return f"rollouts.{stage.value}.{node}"

@@ -14,6 +14,7 @@ from rollouts.models import Dataset, Environment, Policy, Project, Task
 from rollouts.models.project import name_validator
 
 from .errors import Conflict, FieldError, Refused
+from .images import check_config_images
 
 INLINE_PREFIX = "inline."
 
@@ -43,15 +44,16 @@ def create_environment(
 
 
 def check_config(*, handler: str, config: Mapping[str, Any]) -> None:
-    """Refuse a handler that is not installed or a configuration that does not fit it."""
+    """Refuse a handler that is not installed, a configuration that does not fit it, or an image that cannot be used."""
     try:
-        registry.validate_config(handler, config)
+        parsed = registry.validate_config(handler, config)
     except UnknownEnvironment as error:
         raise Refused.field("/handler", str(error)) from error
     except BrokenEnvironment as error:
         raise Refused.field("/handler", str(error)) from error
     except ValidationFailed as error:
         raise Refused("The configuration does not fit the handler.", _at("/config", error)) from error
+    check_config_images(parsed)
 
 
 def create_dataset(*, project: Project, name: str, environment: str) -> Dataset:

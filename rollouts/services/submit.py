@@ -16,6 +16,7 @@ from rollouts.run_settings import RunSettings
 
 from .budgets import admit, check_limits, refuse_early
 from .errors import FieldError, Refused
+from .images import TaskNeed, check_task_images
 from .queueing import queue_rollouts
 from .registry import INLINE_PREFIX, check_payload, newest_environment
 
@@ -76,6 +77,7 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
     # Environments check payloads with code of their own, which takes as long as it takes: no transaction is open meanwhile.
     tasks = _Tasks(run.project, groups)
     resolved = [tasks.resolve(place, group, errors) for place, group in enumerate(groups)]
+    errors += [] if errors else check_task_images(tasks.needs(resolved))
     if errors:
         raise Refused("Some groups cannot be accepted; none was.", errors)
     with transaction.atomic():
@@ -104,7 +106,7 @@ class _Tasks:
 
     def __init__(self, project: Project, groups: Sequence[GroupRequest]) -> None:
         self.project = project
-        stored = Task.objects.select_related("dataset").filter(dataset__project=project)
+        stored = Task.objects.select_related("dataset__environment").filter(dataset__project=project)
         ids = {group.task_id for group in groups if group.task_id}
         self._by_id = {task.id: task for task in stored.filter(id__in=ids)} if ids else {}
         keys: defaultdict[str, set[str]] = defaultdict(set)
@@ -172,6 +174,16 @@ class _Tasks:
                 project=self.project, name=name, defaults={"environment": environment}
             )[0]
         return self._inline_datasets[environment.id]
+
+    def needs(self, resolved: Sequence[Task | None]) -> list[TaskNeed]:
+        """Each task once, with its environment."""
+        environments = {task.pk: environment for task, environment in self._inline}
+        needs = {}
+        for place, task in enumerate(resolved):
+            if task is not None and task.pk not in needs:
+                environment = environments.get(task.pk) or task.dataset.environment
+                needs[task.pk] = TaskNeed(f"/groups/{place}", environment, task.payload)
+        return list(needs.values())
 
     def store_inline(self) -> None:
         for task, environment in self._inline:

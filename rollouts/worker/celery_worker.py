@@ -10,9 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from celery.signals import worker_ready, worker_shutting_down
-from kombu.asynchronous import get_event_loop
 
-from prorl_site.celery import app
+from prorl_site.celery import app, wake_celery
 from prorl_site.garbage import collect_rarely
 from rollouts.lifecycle import Stage
 from rollouts.services.dispatch import queue_name
@@ -74,8 +73,7 @@ def _stop(**_: Any) -> None:
         if _worker is not None:
             _worker.stop()
     finally:
-        if hub := get_event_loop():
-            _soon(hub.call_soon, int)
+        wake_celery()
 
 
 def _soon(call: Callable[..., Any], *args: Any) -> None:

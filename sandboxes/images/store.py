@@ -4,7 +4,7 @@
     STORE/tmp/NAME/                                              what is being built or removed
     STORE/logs/                                                  of builds
 
-Several nodes may share it. What is being built has its name chosen by the caller, who knows which are still wanted (`sweep`).
+Several nodes may share it. What is being built has its name chosen by the caller, who knows which of them are still wanted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Store:
         return found
 
     def detach(self, digest: str) -> Path | None:
-        """Take an entry out at once; where its files are now, to be removed. None: it was added (again) within the last hour."""
+        """Take an entry out at once; where its files are now, to be removed. None: it was added within the last hour."""
         folder = self._folder_of(digest)
         self._make_folders()
         with self._locked():
@@ -118,14 +118,13 @@ class Store:
         finally:
             remove_tree(folder)
 
-    def sweep(self, wanted: Collection[str]) -> list[str]:
-        """Remove the workspaces of builds that are over, all but the `wanted` ones; their names."""
-        if not self._tmp.is_dir():
-            return []
-        stale = sorted(folder.name for folder in self._tmp.iterdir() if folder.name not in wanted)
-        for name in stale:
-            remove_tree(self._tmp / name)
-        return stale
+    def leftovers(self) -> list[str]:
+        """Names of all workspaces, and of entries that are being removed."""
+        return sorted(folder.name for folder in self._tmp.iterdir()) if self._tmp.is_dir() else []
+
+    def discard(self, leftover: str) -> None:
+        """Remove one of the `leftovers`."""
+        remove_tree(self._tmp / leftover)
 
     def log_path(self, image: str, number: int) -> Path:
         """Where the whole log of a build is."""

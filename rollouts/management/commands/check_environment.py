@@ -19,7 +19,6 @@ from django.core.management.base import BaseCommand, CommandError
 from rollouts.environments.conformance import check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.models import Task
-from sandboxes.errors import ImageUnavailable
 from sandboxes.images.services.use import resolve_image
 from sandboxes.network import open_network
 from sandboxes.protocol import SandboxSpec, Session
@@ -42,7 +41,7 @@ class Command(BaseCommand):
             results = asyncio.run(check_environment(options["name"], config, tasks, open_sandbox=_sandbox))
         except json.JSONDecodeError as error:
             raise CommandError(f"--config is not JSON: {error}") from error
-        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed, ImageUnavailable) as error:
+        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed) as error:
             raise CommandError(str(error)) from error
         for result in results:
             mark = self.style.SUCCESS("ok    ") if result.passed else self.style.ERROR("FAILED")

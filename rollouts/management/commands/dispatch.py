@@ -18,7 +18,7 @@ from prorl_site.celery import app
 from prorl_site.database import own_connection
 from prorl_site.garbage import collect_rarely
 from rollouts.services.cancel import finish_cancels
-from rollouts.services.dispatch import due_hints, end_waits, unmark
+from rollouts.services.dispatch import MAINTENANCE_QUEUE, due_hints, end_waits, unmark
 from rollouts.services.metering import meter
 from rollouts.services.reap import reap
 from rollouts.services.rescoring import take_back_rescorings
@@ -27,6 +27,7 @@ from rollouts.services.servers import probe_servers
 from rollouts.services.tallies import keep_tallies
 from rollouts.services.transition import DISPATCH_CHANNEL
 from rollouts.services.usage import keep_accounts
+from sandboxes.images.services.builds import note_news, take_back_lost_builds
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ class Step(NamedTuple):
     seconds: float
 
 
+def announce_builds() -> None:
+    """Wake a maintenance worker. Without the message it looks by itself, a little later."""
+    if note_news():
+        app.send_task("rollouts.maintain", queue=MAINTENANCE_QUEUE)
+
+
 def send_traces() -> None:
     """Imported only where it is wanted: OpenTelemetry is an extra, and large."""
     from prorl_site.tracing import export_traces
@@ -56,6 +63,8 @@ STEPS = (
     Step("finish cancels", finish_cancels, 2.0),
     Step("take back rescorings", take_back_rescorings, 2.0),
     Step("count use, stop at budgets", keep_accounts, 1.0),
+    Step("announce builds of images", announce_builds, 0.5),
+    Step("take back builds of images", take_back_lost_builds, 5.0),
     Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
     Step("count what finished", meter, 2.0),
     Step("sum up runs", keep_tallies, 2.0),

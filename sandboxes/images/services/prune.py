@@ -40,10 +40,8 @@ def prune_images(
     """Remove what no image refers to any more, what was unused for `unused_for`, and what is beyond `most_bytes` in all.
 
     `wanted` are names of images that are needed, besides those of running sandboxes and of builds. An image that goes can be
-    built again; its row stays. Also removes what builds left behind that were killed.
+    built again; its row stays.
     """
-    if not dry_run:
-        store.sweep(running_names())
     ready = list(Image.objects.filter(state=ImageState.READY.value))
     kept = _needed(ready, wanted)
     sizes = {digest: entry.size for digest in store.digests() if (entry := store.find(digest))}
@@ -66,6 +64,16 @@ def prune_images(
             continue
         total -= sizes[digest]
     return doomed if dry_run else [item for item in doomed if _remove(store, item)]
+
+
+def sweep(store: Store) -> list[str]:
+    """Remove what killed builds left behind in the store; what it was."""
+    present = store.leftovers()  # before the question what is wanted, so that what begins meanwhile is left alone
+    wanted = running_names()
+    gone = [name for name in present if name not in wanted]
+    for name in gone:
+        store.discard(name)
+    return gone
 
 
 def _needed(ready: list[Image], wanted: Collection[str]) -> set[str]:
