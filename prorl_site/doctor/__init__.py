@@ -24,6 +24,7 @@ _ON_DATABASE: tuple[Check, ...] = (
     execution.dispatcher,
     execution.workers,
     execution.nodes,
+    execution.sandboxes,
     execution.stuck,
     execution.standstill,
     broker.queues,

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from rollouts.lifecycle import Stage
 from rollouts.models import Node, RescuerPass, Rollout, Run, WorkerProcess
+from rollouts.selectors.nodes import leftover_sandboxes
 from rollouts.selectors.standstill import obstacles
 
 from .report import Finding, Status, fail, ok, warn
@@ -68,6 +69,18 @@ def nodes() -> Iterator[Finding]:
             )
         else:
             yield ok("nodes", f"{node.name} is alive")
+
+
+def sandboxes() -> Iterator[Finding]:
+    leftovers = list(leftover_sandboxes())
+    for sandbox in leftovers:
+        yield warn(
+            "leftovers",
+            f"{sandbox.name} on {sandbox.node} could not be stopped {sandbox.stop_attempts} times: {sandbox.stop_error}",
+            "It is tried again every few minutes. End what it names, or reboot the node.",
+        )
+    if not leftovers:
+        yield ok("leftovers", "every sandbox that was stopped is proven empty")
 
 
 def stuck() -> Iterator[Finding]:

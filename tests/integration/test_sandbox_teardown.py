@@ -13,10 +13,13 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.contrib.auth.models import User
 from django.db.models import F
+from django.test import Client
 from django.utils import timezone
 from structlog.testing import capture_logs
 
+from prorl_site.doctor import Status, execution
 from rollouts import metrics
 from rollouts.lifecycle import EventKind, State
 from rollouts.models import MetricSeries, Node, Rollout
@@ -123,7 +126,8 @@ class TestOneThatDoesNotEnd:
         """The same sandboxes, by a backend that soon gives up."""
         return type(backend)(backend.state_dir, stop_timeout=0.5)
 
-    def test_is_counted_recorded_and_tried_again_until_it_ends(self, domain: Domain, stubborn: Backend) -> None:
+    def test_is_counted_recorded_and_tried_again_until_it_ends(self, domain: Domain, stubborn: Backend, client: Client):
+        register_node(NODE)
         rollout = domain.rollout_in(State.SUCCEEDED)
         name = row(rollout=rollout, backend=stubborn.name)
         marker = secrets.token_hex(8)
@@ -138,6 +142,10 @@ class TestOneThatDoesNotEnd:
             assert info.pid in warning["processes"]
             assert counted(metrics.TEARDOWN_FAILURES) == 1
             assert gauges()[metrics.SANDBOXES] == {(NODE, "leftover"): 1}
+            finding = next(execution.sandboxes())
+            assert (finding.status, name in finding.found, str(info.pid) in finding.found) == (Status.WARN, True, True)
+            client.force_login(User.objects.create_user("researcher"))
+            assert f"Sandbox {name} does not end" in client.get("/nodes/").content.decode()
             sandbox = Sandbox.objects.get()
             assert (sandbox.stopped_at, sandbox.stop_attempts) == (None, 1)
             assert str(info.pid) in sandbox.stop_error
