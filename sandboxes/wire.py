@@ -55,8 +55,6 @@ class Call:
         kind, message = details.get("kind"), f"{self._wire.sandbox}: {details.get('message')}"
         if kind == "file":
             return SandboxFileError(str(details.get("reason")), self._path, str(details.get("message")))
-        if kind == "limit":
-            return LimitExceeded(str(details.get("limit")), message)
         return SandboxLost(message) if kind == "unusable" else SandboxProtocolError(message)
 
 
@@ -153,6 +151,9 @@ class Wire(asyncio.Protocol):
         number, is_last = header.get("id"), header.get("more") is not True
         if type(number) is not int:
             raise FrameError("an answer without an integer id")
+        if number == 0:
+            self.fail(self._last_words(header.get("failure")))
+            return
         call = self._calls.get(number)
         if call is None:
             if number not in self._left:
@@ -167,6 +168,12 @@ class Wire(asyncio.Protocol):
             raise FrameError(f"more than an answer to request {number}")
         elif not call.answer.done():
             self._hand_on(call, call.on_more, header, payload)
+
+    def _last_words(self, failure: object) -> SandboxError:
+        details = failure if isinstance(failure, dict) else {}
+        if details.get("kind") != "limit":
+            return SandboxProtocolError(f"{self.sandbox}: a frame without a request")
+        return LimitExceeded(str(details.get("limit")), f"{self.sandbox}: {details.get('message')}")
 
     def _hand_on(self, call: Call, on_more: OnMore, header: dict[str, Any], payload: bytes) -> None:
         try:

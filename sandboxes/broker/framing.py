@@ -12,12 +12,14 @@ answers each with `{"id": 7, ...}` or `{"id": 7, "failure": {"kind": ..., "messa
     invalid    the request is malformed or impossible
     file       a file verb failed; `reason` as in `sandboxes.errors.SandboxFileError`
     cancelled  by the host
-    limit      the sandbox is being ended for exceeding `limit`
     unusable   the sandbox cannot serve it any more
 
 `{"id": 7, "verb": "cancel"}` ends a pending request, which is then answered with a failure of kind "cancelled". Verbs that
 stream exchange frames `{"id": 7, "more": true, ...}` in either direction between the request and its answer. Of both, those
 with unknown ids are ignored, because the answer may have crossed them. Anything else closes that connection and no other.
+
+`{"id": 0, "failure": {"kind": "limit", "limit": ..., "message": ...}}` comes unasked and is the last frame: the broker has
+ended everything inside because a limit was exceeded that no single command could be ended for.
 """
 
 from __future__ import annotations

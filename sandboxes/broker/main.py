@@ -52,4 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     server = Server(loop, listener, Settings(limits, config["env"]), config["dead_man_seconds"])
     writable = Writable(**config.get("writable", {}))
     Watchdog(loop, list(server.tools.values()), limits, writable, control_group.get("memory_events", -1))
+    wall_seconds = limits.get("wall_seconds")
+    if wall_seconds is not None:
+        loop.call_later(wall_seconds, lambda: server.end("wall_seconds", f"it was ended after {wall_seconds:g} s"))
     loop.run()

@@ -141,6 +141,11 @@ def kill_descendants(root: int, since: Moment, ignore: Iterable[int] = ()) -> No
     hunt(younger)
 
 
+def kill_everything() -> None:
+    """SIGKILL whatever descends from us."""
+    hunt(lambda processes: set(descendants_of(os.getpid(), processes, set())))
+
+
 def hunt(choose: Callable[[Mapping[int, Process]], set[int]]) -> None:
     """SIGKILL the processes that `choose` picks from all of them, until it finds no more."""
     frozen: set[int] = set()

@@ -10,6 +10,7 @@ from .forward import open_forward
 from .framing import MAX_FRAME, FrameError, FrameReader, encode
 from .interpreter import Interpreter
 from .loop import READ, WRITE, Loop
+from .processes import kill_everything
 from .shell import Shell
 from .tool import BadRequest, Settings, Tool
 from .verbs import Verbs
@@ -43,9 +44,17 @@ class Server:
         self._dead_man = dead_man
         self._last_frame = time.monotonic()
         self._connections: set[Connection] = set()
+        self._last_words: dict[str, Any] | None = None  # once the sandbox was ended
         listener.setblocking(False)
         loop.watch(listener.fileno(), self._on_connection)
         loop.call_later(dead_man, self._on_silence)
+
+    def end(self, limit: str, message: str) -> None:
+        """Kill everything and serve no more, because of what ran inside; whoever is or gets connected is told."""
+        self._last_words = {"id": 0, "failure": {"kind": "limit", "message": message, "limit": limit}}
+        for connection in list(self._connections):
+            connection.end(self._last_words)
+        kill_everything()
 
     def note_frame(self) -> None:
         """A host is alive. That it is connected says nothing: it may be frozen."""
@@ -68,8 +77,11 @@ class Server:
             return  # the peer is already gone
         if len(self._connections) >= _MAX_CONNECTIONS:
             peer.close()
-        else:
-            self._connections.add(Connection(self, peer))
+            return
+        connection = Connection(self, peer)
+        self._connections.add(connection)
+        if self._last_words is not None:
+            connection.end(self._last_words)
 
 
 class Request:
@@ -126,6 +138,7 @@ class Connection:
         self._pending: dict[int, Request] = {}
         self._held = 0
         self._open = True
+        self._serves = True
         peer.setblocking(False)
         server.loop.watch(peer.fileno(), self._on_ready)
 
@@ -136,8 +149,14 @@ class Connection:
     def forget(self, number: int) -> None:
         self._held -= len(self._pending.pop(number).payload)
 
+    def end(self, last_words: Mapping[str, Any]) -> None:
+        """Cancel what is asked for, and ignore what will be; the host closes the connection when it has read why."""
+        self.send(last_words, b"")
+        self._serves = False
+        self._abandon_requests()
+
     def send(self, header: Mapping[str, Any], payload: bytes) -> None:
-        if not self._open:
+        if not self._open or not self._serves:
             return
         self._unsent += encode(header, payload)
         if len(self._unsent) > _MAX_UNSENT:
@@ -168,6 +187,8 @@ class Connection:
             self._close()
 
     def _on_frame(self, header: dict[str, Any], payload: bytes) -> None:
+        if not self._serves:
+            return
         self._server.note_frame()
         number, verb = header.get("id"), header.get("verb")
         if type(number) is not int:
@@ -214,9 +235,13 @@ class Connection:
         self._open = False
         self._server.loop.unwatch(self._peer.fileno())
         self._peer.close()
+        if self._serves:
+            self._abandon_requests()
+        self._server.forget(self)
+
+    def _abandon_requests(self) -> None:
         for request in list(self._pending.values()):
             if request.on_cancel is not None:
                 request.on_cancel()
         for tool in self._server.tools.values():
             tool.abandon(self)
-        self._server.forget(self)
