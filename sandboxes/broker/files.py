@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # No pathlib in the broker: it is slow to import.
-# ruff: noqa: PTH103, PTH120, PTH123
+# ruff: noqa: PTH103, PTH116, PTH120, PTH123
 import errno
 import os
 import stat
@@ -92,13 +92,19 @@ def open_regular(path: str, flags: int) -> int:
     """A descriptor of a regular file, and of nothing else. Raises OSError, FileFailure."""
     # Without waiting: opening a pipe would otherwise stop the broker until somebody opens its other end.
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and not _is_of_broker(status):
         return fd
     os.close(fd)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     raise FileFailure("not_a_file", f"not a regular file: {path!r}")
+
+
+def _is_of_broker(status: os.stat_result) -> bool:
+    # Whatever a path says, it is the broker that opens it: to the broker /proc/self is the broker, and /proc/self/fd/1 the log
+    # that it writes on the host. Links lead there, too, so what counts is what was opened.
+    return status.st_dev == os.stat("/proc").st_dev or any(os.path.samestat(status, os.fstat(fd)) for fd in (1, 2))
 
 
 def _kind(mode: int) -> bytes:
