@@ -87,6 +87,65 @@ def resume_node(name: str) -> None:
     _manage("nodes", "resume", name)
 
 
+images = typer.Typer(no_args_is_help=True, help="Images that sandboxes start from: register, build, list, verify, prune.")
+app.add_typer(images, name="images")
+
+
+@images.command("register")
+def register_image(
+    name: str,
+    kind: Annotated[str, typer.Argument(help="docker_archive, oci, sif, definition, tarball, debian or python.")],
+    source: Annotated[str, typer.Argument(help='Its settings as JSON, such as {"suite": "bookworm"}.')],
+    format: str = typer.Option("directory", help="In which form it is kept: directory or sif."),
+) -> None:
+    """Register an image; `prorl images build` makes it."""
+    _manage("images", "register", name, kind, source, "--format", format)
+
+
+@images.command("build")
+def build_image(
+    name: str,
+    force: bool = typer.Option(False, "--force", help="Also when nothing has changed since it was built."),
+    here: bool = typer.Option(False, "--here", help="In this process, without a maintenance worker."),
+    no_wait: bool = typer.Option(False, "--no-wait", help="Only ask for it."),
+) -> None:
+    """Build an image and follow its log. Exit code 1: it failed."""
+    flags = {"--force": force, "--here": here, "--no-wait": no_wait}
+    _manage("images", "build", name, *(flag for flag, given in flags.items() if given))
+
+
+@images.command("cancel")
+def cancel_image_build(name: str) -> None:
+    """Cancel the build of an image."""
+    _manage("images", "cancel", name)
+
+
+@images.command("list")
+def list_images() -> None:
+    """All images with their state, size and last use."""
+    _manage("images", "list")
+
+
+@images.command("verify")
+def verify_images(
+    names: Annotated[list[str] | None, typer.Argument(help="All that are ready, if none is named.")] = None,
+) -> None:
+    """Read images again and start a sandbox of each. Exit code 1: one is not as it was built, or does not start."""
+    _manage("images", "verify", *(names or []))
+
+
+@images.command("prune")
+def prune_images(
+    unused_days: Annotated[float | None, typer.Option(help="Those unused for so long (PRORL_IMAGE_KEEP_DAYS).")] = None,
+    max_gb: Annotated[float | None, typer.Option(help="The longest unused, until the rest fits (PRORL_IMAGE_MAX_GB).")] = None,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would go."),
+) -> None:
+    """Remove images that nothing needs; they can be built again."""
+    options = ["--unused-days", str(unused_days)] if unused_days is not None else []
+    options += ["--max-gb", str(max_gb)] if max_gb is not None else []
+    _manage("images", "prune", *options, *(["--dry-run"] if dry_run else []))
+
+
 def _manage(command: str, *arguments: str, checks: bool = True) -> None:
     """Run a management command; what it refuses is said without a traceback, with exit code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
