@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sandboxes.backends.apptainer.backend import ApptainerBackend
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.errors import BackendUnavailable
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import Backend
 
-_BACKENDS = {backend.name: backend for backend in (BubblewrapBackend,)}
+_BACKENDS = {backend.name: backend for backend in (ApptainerBackend, BubblewrapBackend)}
 
 
 def backend_names() -> list[str]:

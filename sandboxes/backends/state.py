@@ -11,6 +11,7 @@ import abc
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,7 @@ from typing import Any
 
 from sandboxes import channel
 from sandboxes.backends import host_processes
+from sandboxes.backends.gates import RETRY_PAUSES, StartGates, jittered, passes
 from sandboxes.errors import SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
 from sandboxes.network.policy import check_policy
 from sandboxes.options import NodeOptions
@@ -31,6 +33,8 @@ from sandboxes.protocol import HOST, Root, SandboxInfo, SandboxSpec
 from sandboxes.session import BrokerSession
 
 LOG = "log"
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "sandbox.json"
@@ -68,6 +72,7 @@ class StateDirectory(abc.ABC):
     ) -> None:
         self.state_dir = state_dir
         self._options = options or NodeOptions()
+        self._gates = StartGates(state_dir, self._options)
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
 
@@ -110,15 +115,39 @@ class StateDirectory(abc.ABC):
         place = Place(directory, f"prorl-sandbox-{secrets.token_hex(8)}")
         # Written before there is a process: whatever happens from here on, `stop` knows what to look for.
         _write_record(directory, {"label": place.label})
-        async with self._launched(place, spec, root) as enforced:
+        for pause in RETRY_PAUSES:
+            try:
+                return await self._start(place, spec, root)
+            except SandboxStartFailed as error:
+                if not passes(error):
+                    raise
+                logger.warning("sandbox start failed; trying again: %s", error)
+            await asyncio.sleep(jittered(pause))
+            await asyncio.to_thread(self._begin_again, place)
+        return await self._start(place, spec, root)
+
+    async def _start(self, place: Place, spec: SandboxSpec, root: Root) -> SandboxInfo:
+        async with self._gates.passed(root), self._launched(place, spec, root) as enforced:
             await self._until_it_answers(place)
             mark = self._mark(place)
             if mark.pid is None:
-                raise SandboxStartFailed(f"{name}: its first process was not reported")
+                raise SandboxStartFailed(f"{place.name}: its first process was not reported")
             started_at = time.time()
             record = {"label": place.label, "pid": mark.pid, "pid_namespace": mark.namespace, "started_at": started_at}
-            _write_record(directory, {**record, "enforced": dict(enforced)})
-        return SandboxInfo(name, self.name, mark.pid, started_at, enforced)
+            _write_record(place.directory, {**record, "enforced": dict(enforced)})
+        return SandboxInfo(place.name, self.name, mark.pid, started_at, enforced)
+
+    def _begin_again(self, place: Place) -> None:
+        """After a start that failed: only the record stays."""
+        left = self._end(place, self._stop_timeout)
+        if left:
+            raise SandboxStartFailed(f"{place.name}: processes {left} of a start that failed are still there")
+        self._release(place)
+        for path in place.directory.iterdir():
+            if path.is_dir():
+                remove_tree(path)
+            elif path.name != _RECORD:
+                path.unlink()
 
     async def connect(self, name: str) -> BrokerSession:
         try:

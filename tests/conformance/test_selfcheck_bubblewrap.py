@@ -87,4 +87,4 @@ def test_command_reports_counts(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 1
-    assert "known: bubblewrap" in run.stderr
+    assert "known: apptainer, bubblewrap" in run.stderr

@@ -23,7 +23,7 @@ from sandboxes.registry import get_backend
 
 
 def test_unknown_backends_are_refused_with_the_known_names(tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match="known: bubblewrap"):
+    with pytest.raises(BackendUnavailable, match="known: apptainer, bubblewrap"):
         get_backend("docker", tmp_path)
 
 
