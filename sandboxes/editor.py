@@ -6,6 +6,7 @@ import hashlib
 import posixpath
 import re
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from sandboxes.edits import Change, EditError, around, count_lines, insertion, numbered, replacement
@@ -146,7 +147,7 @@ class Editor:
 
     async def _write(self, path: str, data: bytes) -> None:
         try:
-            await self._session.write_file(path, data)
+            await self._session.upload(path, _pieces(data))  # unlike `write_file`, whole or not at all
         except SandboxFileError as error:
             raise _refusal(error, path) from None
 
@@ -180,6 +181,10 @@ class Editor:
             return await self._session.list_files(path)
         except SandboxFileError as error:
             raise _refusal(error, path) from None
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def _is_hidden(entry: FileEntry) -> bool:

@@ -84,7 +84,7 @@ async def refuses_and_changes_nothing(bench: Bench) -> None:
         ]
         for call, said in cases:
             await _refused(call(), said)
-        expect_output(await session.bash("cd /tmp && ls && cat f", timeout=5), "b\nd\nf\nlarge\np\ns\n1\n2\n3\n")
+        expect_output(await session.bash("cd /tmp && ls -1 && cat f", timeout=5), "b\nd\nf\nlarge\np\ns\n1\n2\n3\n")
 
 
 @check("a full disk leaves the file as it was")

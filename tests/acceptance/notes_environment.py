@@ -21,13 +21,14 @@ from rollouts.environments.base import (
 )
 from rollouts.lifecycle import Termination
 from sandboxes.errors import SandboxFileError
-from sandboxes.protocol import SandboxSpec, Session
+from sandboxes.protocol import Limits, SandboxSpec, Session
 
 NOTE = "note.txt"
 
 
 class NotesConfig(EnvironmentConfig):
     judge: str  # a directory: its file `here` makes the judge answer, its file `slow` keeps it from answering yet
+    limits: dict[str, int] = {}  # of `sandboxes.protocol.Limits`, where they differ
 
 
 class NotesTask(TaskPayload):
@@ -46,7 +47,7 @@ class Notes:
         """Every note can be scored."""
 
     def sandbox_spec(self, config: NotesConfig, task: NotesTask) -> SandboxSpec:
-        return SandboxSpec()
+        return SandboxSpec(limits=Limits(**config.limits))
 
     async def initialize(self, ctx: InitContext) -> None:
         await asyncio.sleep(ctx.task.init_seconds)

@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from prorl_site.embedded.processes import http_answers, wait_until
 from tests.services.ports import lasting_port
 
+_ROOT = Path(__file__).resolve().parents[2]
 _STOP_SECONDS = 10.0
 _HELD = """SELECT count(*) FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
            WHERE w.stage = %s AND w.pid = %s AND w.lost_at IS NULL AND w.stopped_at IS NULL"""
@@ -224,3 +225,41 @@ print(json.dumps(str(run.id)))
 def submit(platform: Platform, url: str, groups: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> str:
     """Submit groups against the model server at `url`; the run's id."""
     return str(platform.shell(SUBMIT.format(url=url, groups=groups, settings=settings or {})))
+
+
+@contextlib.contextmanager
+def platform_with_notes(folder: Path, model: str, **config: object) -> Iterator[Platform]:
+    """It carries out rollouts; the environment of `notes_environment.py` is installed as a package, and registered."""
+    metadata = folder / "notes-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[prorl.environments]\nnotes = tests.acceptance.notes_environment:Notes\n")
+    with running_platform(folder / "var", db_pool_size=2) as running:
+        running.env["PYTHONPATH"] = os.pathsep.join([str(folder), str(_ROOT)])
+        running.start_execution()
+        submit(running, model, [{"n": 1, "environment": "sums", "payload": {"a": 1, "b": 1}}])
+        running.shell(_CREATE_NOTES.format(config=config))
+        running.wait_until_all_finished()
+        yield running
+
+
+_CREATE_NOTES = """
+from rollouts.models import Project
+from rollouts.services.registry import create_environment
+create_environment(project=Project.objects.get(), name="notes", handler="notes", config={config!r})
+print("null")
+"""
+
+
+def call_bash(command: str, turn: str = "") -> str:
+    """A directive for the scripted model: call the tool."""
+    call = json.dumps({"name": "bash", "arguments": {"command": command}})
+    return f"[[reply{turn}:<tool_call>{call}</tool_call>]]"
+
+
+def play(platform: Platform, model: str, question: str, *, n: int = 1, init: float = 0, **settings: Any) -> list[Any]:
+    """Submit rollouts of `notes` and wait for their end; their rows."""
+    payload = {"question": question, "init_seconds": init}
+    run_id = submit(platform, model, [{"n": n, "environment": "notes", "payload": payload}], settings)
+    platform.wait_until_all_finished()
+    return platform.rows("SELECT * FROM rollouts_rollout WHERE run_id = %s ORDER BY id", run_id)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.acceptance.platform import Platform, running_platform, submit
+from tests.acceptance.platform import Platform, call_bash, platform_with_notes, play, submit
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def bash(command: str, turn: str = "") -> str:
-    """A directive for the scripted model: call the tool."""
-    call = json.dumps({"name": "bash", "arguments": {"command": command}})
-    return f"[[reply{turn}:<tool_call>{call}</tool_call>]]"
-
-
-WRITE_DEADLINE = bash("echo $PRORL_DEADLINE > note.txt") + "[[reply2:Done.]]"
+WRITE_DEADLINE = call_bash("echo $PRORL_DEADLINE > note.txt") + "[[reply2:Done.]]"
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +20,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, quick_model: str, judge: Path) -> Iterator[Platform]:
-    folder = tmp_path_factory.mktemp("rescore")
-    metadata = folder / "notes-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[prorl.environments]\nnotes = tests.acceptance.notes_environment:Notes\n")
-    with running_platform(folder / "var", db_pool_size=2) as running:
-        running.env["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
-        running.start_execution()
-        submit(running, quick_model, [{"n": 1, "environment": "sums", "payload": {"a": 1, "b": 1}}])
-        running.shell(
-            f"""
-from rollouts.models import Project
-from rollouts.services.registry import create_environment
-project = Project.objects.get()
-create_environment(project=project, name="notes", handler="notes", config={{"judge": {str(judge)!r}}})
-print("null")
-"""
-        )
-        running.wait_until_all_finished()
+    with platform_with_notes(tmp_path_factory.mktemp("rescore"), quick_model, judge=str(judge)) as running:
         yield running
-
-
-def play(platform: Platform, model: str, question: str, *, n: int = 1, init: float = 0, **settings: Any) -> list[Any]:
-    """Submit and wait for the end; the rollouts' rows."""
-    payload = {"question": question, "init_seconds": init}
-    run_id = submit(platform, model, [{"n": n, "environment": "notes", "payload": payload}], settings)
-    platform.wait_until_all_finished()
-    return platform.rows("SELECT * FROM rollouts_rollout WHERE run_id = %s ORDER BY id", run_id)
 
 
 def row(platform: Platform, rollout: Any) -> Any:
@@ -142,7 +105,7 @@ def test_out_of_time_in_the_middle_of_a_tool_call(
     platform: Platform, quick_model: str, judge: Path, policy: str, reward: float | None, trainable: bool
 ):
     (judge / "here").touch()
-    question = bash("echo 7 > note.txt; sleep 600")
+    question = call_bash("echo 7 > note.txt; sleep 600")
     [rollout] = play(platform, quick_model, question, timeouts={"agent": 3}, on_agent_timeout=policy)
     assert (rollout["state"], rollout["termination_cause"]) == ("timed_out", "agent_timeout")
     assert rollout["termination_detail"] == "the agent's 3 s ran out"
@@ -155,7 +118,7 @@ def test_out_of_time_in_the_middle_of_a_tool_call(
 
 def test_one_tool_call_has_its_own_limit(platform: Platform, quick_model: str, judge: Path):
     (judge / "here").touch()
-    question = bash("sleep 600") + bash("echo 1 > note.txt", turn="2") + "[[reply3:Done.]]"
+    question = call_bash("sleep 600") + call_bash("echo 1 > note.txt", turn="2") + "[[reply3:Done.]]"
     [rollout] = play(platform, quick_model, question, timeouts={"action": 1})
     assert (rollout["state"], rollout["reward"]) == ("succeeded", 1.0)
     [first, second] = platform.rows("SELECT * FROM rollouts_toolcall WHERE rollout_id = %s ORDER BY turn", rollout["id"])

@@ -10,6 +10,7 @@ from sandboxes.protocol import CommandResult, Session
 # A program that is silent for this long probably waits for input, or serves and never ends.
 QUIET_SECONDS = 30.0
 
+_MAX_TYPED_BYTES = 64 * 1024  # what the sandbox takes at a time
 _KEYS = {"C-c": b"\x03", "C-d": b"\x04", "C-z": b"\x1a"}
 _HOW_TO_GO_ON = (
     "An empty command waits for more output; is_input types the command, with Enter, into the program; C-c interrupts it, "
@@ -46,16 +47,19 @@ class BashTool:
 
     async def call(self, arguments: BashArguments, *, timeout: float) -> ToolResult:
         command = arguments.command
-        limits = {"timeout": min(arguments.timeout or timeout, timeout), "quiet_timeout": self._quiet_timeout}
+        seconds = min(arguments.timeout or timeout, timeout)
         is_input = arguments.is_input or command in _KEYS or not command
         if is_input and not self._running:
             return ToolResult("", error="no program is running that could be typed into or waited for.")
         if self._running and not is_input:
             return ToolResult("", error=f"the command before this one has not ended as far as was shown. {_HOW_TO_GO_ON}")
         if is_input:
-            result = await self._session.bash_input(_typed(command), **limits)
+            typed = _typed(command)
+            if len(typed) > _MAX_TYPED_BYTES:
+                return ToolResult("", error=f"{len(typed)} bytes are too many to type: at most {_MAX_TYPED_BYTES} at a time.")
+            result = await self._session.bash_input(typed, timeout=seconds, quiet_timeout=self._quiet_timeout)
         else:
-            result = await self._session.bash(command, timeout=limits["timeout"])
+            result = await self._session.bash(command, timeout=seconds, quiet_timeout=self._quiet_timeout)
         self._running = result.running
         return ToolResult(
             result.output,
