@@ -11,7 +11,7 @@ from typing import Any
 
 from sandboxes.backends.enforcement import Writable
 from sandboxes.errors import BackendUnavailable, SandboxStartFailed
-from sandboxes.protocol import Bind, SandboxSpec
+from sandboxes.protocol import Bind, NetworkMode, NetworkPolicy, SandboxSpec
 
 HOME = "/home/agent"
 SANDBOX_ID = 1000  # user and group inside
@@ -26,6 +26,8 @@ _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr")
 _MIB = 1024 * 1024
 
 WRITABLE = Writable(memory=("/tmp", HOME, "/dev/shm"), bounded=("/tmp", HOME))  # noqa: S108 - inside
+
+_RESOLVING = ("/etc/hosts", "/etc/resolv.conf")
 
 ETC_FILES = {
     "/etc/passwd": f"agent:x:{SANDBOX_ID}:{SANDBOX_ID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -97,6 +99,14 @@ def check_binds(binds: Iterable[Bind]) -> None:
             raise SandboxStartFailed(f"bind source {bind.source!r} is not an existing absolute path")
 
 
+def etc_files(network: NetworkPolicy) -> dict[str, str]:
+    """The files of /etc that are the sandbox's own, by path; in the full network names resolve as on the host."""
+    if network.mode is not NetworkMode.FULL:
+        return ETC_FILES
+    of_host = {path: Path(path).read_text() for path in _RESOLVING if Path(path).exists()}
+    return {**ETC_FILES, **of_host, "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n"}
+
+
 def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], binds: dict[str, str], status: int) -> list[str]:
     """bubblewrap's options for `spec`.
 
@@ -105,6 +115,8 @@ def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], binds: dict[str,
     """
     limits = spec.limits
     arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
+    if spec.network.mode is NetworkMode.FULL:
+        arguments += ["--share-net"]
     # As process 1 the broker cannot be signalled from inside, adopts orphans, and takes everything with it when it ends.
     arguments += ["--as-pid-1", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
     for name, value in BASE_ENV.items():

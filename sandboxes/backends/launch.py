@@ -52,7 +52,7 @@ def launch(host: Host, place: Place, spec: SandboxSpec) -> Iterator[Mapping[str,
         }
         status = stack.enter_context((place.directory / _STATUS).open("wb")).fileno()
         configuration = _memory_file(stack, json.dumps(config).encode())
-        files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.ETC_FILES.items()}
+        files = {path: _memory_file(stack, text.encode()) for path, text in bwrap_program.etc_files(spec.network).items()}
         files[bwrap_program.BUNDLE] = _memory_file(stack, host.bundle)
         binds = {bind.target: bind.source if host.user is None else reachable(bind.source) for bind in spec.binds}
         options = bwrap_program.sandbox_arguments(spec, files, binds, status)

@@ -1,11 +1,24 @@
-"""The contract of a sandbox backend, as checks that run against a live one. Standard library only, no Django.
+"""The contract of a sandbox backend, as checks that run against a live one. No Django.
 
 `manage.py sandbox_selfcheck BACKEND` prints them; the test suite runs each as a test.
 """
 
 from __future__ import annotations
 
-from sandboxes.selfcheck import channels, cleanup, files, interpreter, isolation, limits, shell, timeouts
+from sandboxes.selfcheck import (
+    channels,
+    cleanup,
+    editor,
+    files,
+    forwards,
+    interpreter,
+    isolation,
+    limits,
+    network,
+    shell,
+    terminal,
+    timeouts,
+)
 from sandboxes.selfcheck.framework import CHECKS, Check, CheckResult, Outcome, run_check, run_checks
 
 __all__ = [
@@ -15,12 +28,16 @@ __all__ = [
     "Outcome",
     "channels",
     "cleanup",
+    "editor",
     "files",
+    "forwards",
     "interpreter",
     "isolation",
     "limits",
+    "network",
     "run_check",
     "run_checks",
     "shell",
+    "terminal",
     "timeouts",
 ]

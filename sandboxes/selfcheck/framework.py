@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import enum
 import secrets
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandboxes.protocol import Backend, CommandResult, SandboxSpec, Session
 
@@ -78,6 +80,13 @@ def expect_equal(actual: object, expected: object, what: str) -> None:
 def expect_output(result: CommandResult, expected: str) -> None:
     """The command succeeded and printed exactly `expected`."""
     expect(result.exit_code == 0 and result.output == expected, f"expected output {expected!r}, got {result}")
+
+
+async def value_of(session: Session, code: str) -> Any:
+    """What the last expression of a cell gave: numbers, texts, and lists of them."""
+    result = await session.python(code, timeout=60)
+    expect(result.error is None and result.value is not None, f"the code inside failed: {result}")
+    return ast.literal_eval(result.value or "")
 
 
 @dataclass

@@ -16,6 +16,7 @@ import pytest
 
 import sandboxes
 from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.options import NodeOptions
 from sandboxes.selfcheck import CHECKS, Check, Outcome, run_check
 
 ORDINARY_USER = 54321
@@ -23,7 +24,7 @@ ORDINARY_USER = 54321
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> BubblewrapBackend:
-    return BubblewrapBackend(tmp_path_factory.mktemp("sandboxes"))
+    return BubblewrapBackend(tmp_path_factory.mktemp("sandboxes"), NodeOptions(full_network=True))
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ class Command(BaseCommand):
             sys.exit(1)
 
     async def _run(self, name: str, state_dir: Path, as_json: bool) -> bool:
-        backend = get_backend(name, state_dir, settings.SANDBOX_OPTIONS)
+        # The check of the full network runs whether or not this node permits it to environments.
+        backend = get_backend(name, state_dir, dataclasses.replace(settings.SANDBOX_OPTIONS, full_network=True))
         await backend.probe()
         return await run_and_print(backend, self.stdout.write, as_json=as_json)
