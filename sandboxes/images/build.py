@@ -64,6 +64,7 @@ async def build_image(
         )
         try:
             made = await source.make(settings, job)
+            job.whole = 1.0
             made = await _converted(job, made)
             job.step("reading it once more, for its digest", 0.98, 1.0)
             contents = await job.in_thread(read_contents, made.path, made.format, job.check)

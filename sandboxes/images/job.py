@@ -70,6 +70,7 @@ class Job:
     base: Entry | None = None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="image"))
     _stopped: threading.Event = field(default_factory=threading.Event)
+    whole: float = 0.9  # which part of all is the source's own; the rest is for adding it to the store
     _part: tuple[float, float] = (0.0, 1.0)
     step_text: str = ""
 
@@ -79,9 +80,9 @@ class Job:
 
     def step(self, text: str, begin: float, end: float) -> None:
         """What is done now, and which part of the whole it is."""
-        self._part, self.step_text = (begin, end), text
+        self._part, self.step_text = (begin * self.whole, end * self.whole), text
         self.say(f"== {text}")
-        self.monitor.progress(begin, text)
+        self.done(0.0)
 
     def done(self, share: float) -> None:
         """How much of the step is done, 0 to 1."""

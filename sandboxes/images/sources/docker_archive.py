@@ -12,7 +12,7 @@ from sandboxes.images.job import Job, Made
 from sandboxes.images.layers import Layer, file_identity, read_document, unpack_layers
 
 from .base import FileSettings, Source, bytes_below
-from .files import Files, open_files
+from .files import Files, opened_files
 
 
 class DockerArchiveSettings(FileSettings):
@@ -32,19 +32,25 @@ class DockerArchive(Source):
     async def make(self, settings: DockerArchiveSettings, job: Job) -> Made:
         if Path(settings.path).is_dir():
             raise BadSource(f"{settings.path} is a directory; a docker archive is a file")
-        files = await open_files(job, Path(settings.path))
-        if "manifest.json" not in files:
-            raise BadSource(f"{settings.path} is no docker archive: it has no manifest.json (an OCI archive is of kind oci)")
-        image = _choose(files, settings.reference)
-        with files.open(image["Config"]) as file:
-            config = read_document(file, "the image's configuration")
-        if not isinstance(config, dict):
-            raise BadSource("the image's configuration is no JSON object")
-        layers = [
-            Layer(name=name, size=files.size(name), open=lambda name=name: files.open(name))  # checked by the config's digests
-            for name in image["Layers"]
-        ]
-        return await unpack_layers(job, config, layers)
+        async with opened_files(job, Path(settings.path)) as files:
+            if "manifest.json" not in files:
+                raise BadSource(
+                    f"{settings.path} is no docker archive: it has no manifest.json. OCI archives are of kind oci"
+                )
+            return await _make(files, settings.reference, job)
+
+
+async def _make(files: Files, reference: str, job: Job) -> Made:
+    image = _choose(files, reference)
+    with files.open(image["Config"]) as file:
+        config = read_document(file, "the image's configuration")
+    if not isinstance(config, dict):
+        raise BadSource("the image's configuration is no JSON object")
+    layers = [
+        Layer(name=name, size=files.size(name), open=lambda name=name: files.open(name))  # checked by the config's digests
+        for name in image["Layers"]
+    ]
+    return await unpack_layers(job, config, layers)
 
 
 def _choose(files: Files, reference: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
@@ -22,6 +22,8 @@ class Files(Protocol):
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]: ...
 
     def __contains__(self, name: str) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class FolderFiles:
@@ -47,6 +49,9 @@ class FolderFiles:
             raise BadSource(f"{self._folder} has no file {name!r}")
         return (self._folder / name).resolve()
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
 
 class TarFiles:
     """Files of a tar archive that is not compressed."""
@@ -54,8 +59,10 @@ class TarFiles:
     def __init__(self, path: Path, what: str) -> None:
         self._what = what
         try:
-            self._tar = tarfile.open(path, "r:")  # noqa: SIM115 - lives as long as this object
-            self._members = {str(PurePosixPath(member.name)): member for member in self._tar}
+            with contextlib.ExitStack() as stack:
+                self._tar = stack.enter_context(tarfile.open(path, "r:"))
+                self._members = {str(PurePosixPath(member.name)): member for member in self._tar}
+                self.close = stack.pop_all().close
         except (tarfile.TarError, *DAMAGED) as error:
             raise BadSource(f"{what} is damaged, or no tar archive: {error}") from error
 
@@ -83,9 +90,14 @@ class TarFiles:
             raise BadSource(f"{self._what} has no file {name!r}") from None
 
 
-async def open_files(job: Job, path: Path) -> Files:
+@contextlib.asynccontextmanager
+async def opened_files(job: Job, path: Path) -> AsyncIterator[Files]:
     """The files of the image at `path`. Raises BadSource."""
-    return FolderFiles(path) if path.is_dir() else await job.in_thread(_open_archive, job, path)
+    files = FolderFiles(path) if path.is_dir() else await job.in_thread(_open_archive, job, path)
+    try:
+        yield files
+    finally:
+        files.close()
 
 
 def _open_archive(job: Job, path: Path) -> Files:

@@ -12,7 +12,7 @@ from sandboxes.images.job import Job, Made
 from sandboxes.images.layers import Layer, blob_path, file_identity, own_architecture, read_document, unpack_layers
 
 from .base import FileSettings, Source, bytes_below
-from .files import Files, open_files
+from .files import Files, opened_files
 
 _REFERENCE = "org.opencontainers.image.ref.name"
 _INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
@@ -35,13 +35,13 @@ class Oci(Source):
         return 4 * bytes_below(Path(settings.path))
 
     async def make(self, settings: OciSettings, job: Job) -> Made:
-        files = await open_files(job, Path(settings.path))
-        if "index.json" not in files:
-            raise BadSource(f"{settings.path} is no OCI image layout: it has no index.json")
-        return await make_from_index(files, settings.reference, job)
+        async with opened_files(job, Path(settings.path)) as files:
+            if "index.json" not in files:
+                raise BadSource(f"{settings.path} is no OCI image layout: it has no index.json")
+            return await _make(files, settings.reference, job)
 
 
-async def make_from_index(files: Files, reference: str, job: Job) -> Made:
+async def _make(files: Files, reference: str, job: Job) -> Made:
     """The image of that tag, or the only one, for this machine's architecture."""
     with files.open("index.json") as file:
         index = read_document(file, "index.json")

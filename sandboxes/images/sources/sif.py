@@ -41,7 +41,7 @@ class Sif(Source):
                     stream = Watched(source, job.meter(path.stat().st_size))
                     shutil.copyfileobj(cast(IO[bytes], stream), file, 1 << 20)
             except OSError as error:
-                raise BadSource(f"{path} cannot be copied: {error}") from error
+                raise BadSource(f"{path} cannot be copied: {error.strerror}") from error
             target.chmod(0o644)
 
         job.step(f"copying {path.name}", 0.0, 1.0)

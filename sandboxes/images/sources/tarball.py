@@ -34,7 +34,7 @@ class Tarball(Source):
                     stream = decompressed(Watched(raw, job.meter(path.stat().st_size)))
                     unpacker.extract(stream, what=path.name)
             except OSError as error:
-                raise BadSource(f"{path} cannot be read: {error}") from error
+                raise BadSource(f"{path} cannot be read: {error.strerror}") from error
 
         job.step(f"unpacking {path.name}", 0.0, 1.0)
         await job.in_thread(unpack)
