@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -217,8 +217,8 @@ class Session(Protocol):
 
     async def write_file(self, path: str, data: bytes) -> None: ...
 
-    def download(self, path: str) -> AsyncIterator[bytes]:
-        """A file of any size, in pieces."""
+    def download(self, path: str) -> AsyncGenerator[bytes]:
+        """A file of any size, in pieces. Close it (`contextlib.aclosing`) to end it early."""
         ...
 
     async def upload(self, path: str, pieces: AsyncIterable[bytes]) -> None:

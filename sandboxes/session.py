@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Any, NoReturn
 
 from sandboxes import answers, transfers
@@ -77,8 +77,8 @@ class BrokerSession:
         _, listing = await self._request("list", path=path)
         return answers.file_entries(listing)
 
-    def download(self, path: str) -> AsyncIterator[bytes]:
-        """Raises SandboxFileError, at the first piece or a later one. Close it (`aclosing`) to end it early."""
+    def download(self, path: str) -> AsyncGenerator[bytes]:
+        """Raises SandboxFileError, at the first piece or a later one."""
         return transfers.download(self._wire, path)
 
     async def upload(self, path: str, pieces: AsyncIterable[bytes]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from sandboxes.broker.framing import TRANSFER_PIECE, TRANSFER_WINDOW, FrameError
 from sandboxes.wire import Call, Wire
 
 
-async def download(wire: Wire, path: str) -> AsyncIterator[bytes]:
+async def download(wire: Wire, path: str) -> AsyncGenerator[bytes]:
     """Raises SandboxFileError, at the first piece or a later one."""
     pieces: collections.deque[bytes] = collections.deque()
     arrived = asyncio.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sandboxes.protocol import Limits, SandboxSpec
 from sandboxes.selfcheck.framework import Bench, check, expect, expect_equal
 
@@ -32,12 +34,6 @@ async def shows_tracebacks(bench: Bench) -> None:
         expect("broker" not in error and "worker" not in error, f"the traceback shows machinery: {error!r}")
         error = (await session.python("if:", timeout=10)).error or ""
         expect("SyntaxError" in error, f"a syntax error gave {error!r}")
-
-
-@check("a cell that reads standard input gets end-of-file")
-async def has_empty_stdin(bench: Bench) -> None:
-    async with bench.sandbox() as session:
-        expect("EOFError" in ((await session.python("input()", timeout=10)).error or ""), "input() did not raise EOFError")
 
 
 @check("sys.exit is an error of its cell and loses nothing")
@@ -71,3 +67,96 @@ async def cuts_long_output(bench: Bench) -> None:
         result = await session.python("print('x' * 100_000)\n'y' * 100_000", timeout=10)
         expect_equal(result.truncated_bytes, 100_001 - 1000, "the number of missing bytes")
         expect(len(result.output) < 1100 and len(result.value or "") < 1100, "output or value is longer than the limit")
+
+
+@check("input() gets end-of-file at once, also for a password")
+async def has_empty_stdin(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        for code in ("input()", "import getpass; getpass.getpass()", "import sys; sys.stdin.readline() or 1 / 0"):
+            error = (await session.python(code, timeout=10)).error or ""
+            expect("EOFError" in error or "ZeroDivisionError" in error, f"{code} gave {error!r}")
+
+
+_DRAWN = """
+import base64
+class Drawn:
+    def __repr__(self): return 'drawn'
+class Png(Drawn):
+    def _repr_png_(self): return b'png-data'
+class Jpeg(Drawn):
+    def _repr_jpeg_(self): return base64.b64encode(b'jpeg-data').decode(), {'width': 1}
+class Svg(Drawn):
+    def _repr_svg_(self): return '<svg/>'
+class Bundle(Drawn):
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {'text/plain': 'x', 'image/png': base64.b64encode(b'bundled').decode()}
+class Nothing(Drawn):
+    def _repr_png_(self): return None
+class Broken(Drawn):
+    def _repr_png_(self): return 1 / 0
+class Huge(Drawn):
+    def _repr_png_(self): return bytes(5 * 1024 * 1024)
+"""
+
+
+@check("pictures come back as data: of the last value, of display(), in all forms that notebooks know")
+async def shows_pictures(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.python(_DRAWN, timeout=10)
+        result = await session.python("display(Jpeg(), Svg(), Bundle(), 'text', Nothing())\nPng()", timeout=10)
+        expected = [
+            ("image/jpeg", b"jpeg-data"),
+            ("image/svg+xml", b"<svg/>"),
+            ("image/png", b"bundled"),
+            ("image/png", b"png-data"),
+        ]
+        expect_equal([(picture.mime, picture.data) for picture in result.pictures], expected, "the pictures")
+        expect_equal((result.value, result.output, result.error), ("drawn", "'text'\ndrawn\n", None), "value and output")
+        result = await session.python("Png", timeout=10)
+        expect_equal((result.pictures, result.error), ((), None), "what a class gives")
+
+
+@check("a picture that is too large or cannot be drawn is left out, and the output says so")
+async def leaves_out_pictures(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.python(_DRAWN, timeout=10)
+        result = await session.python("display(Huge(), Huge(), Broken())\nPng()", timeout=10)
+        expect_equal([len(picture.data) for picture in result.pictures], [5 * 1024 * 1024, 8], "the sizes of the pictures")
+        expect("5242880 bytes is left out" in result.output, f"the output is {result.output!r}")
+        expect("could not be drawn: ZeroDivisionError" in result.output and result.error is None, f"it gave {result.output!r}")
+
+
+@check("a running cell can be interrupted, and keeps the interpreter's state; without one nothing happens")
+async def can_be_interrupted(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.interrupt_python()
+        await session.python("x = 'kept'", timeout=10)
+        await session.interrupt_python()
+        begun = asyncio.Event()
+        code = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
+        running = asyncio.create_task(session.python(code, timeout=600, on_output=lambda _: begun.set()))
+        async with asyncio.timeout(20):
+            await begun.wait()
+            await session.interrupt_python()
+            result = await running
+        expect("KeyboardInterrupt" in (result.error or "") and not result.timed_out, f"the cell gave {result}")
+        expect_equal((await session.python("x", timeout=10)).value, "'kept'", "a name from before")
+
+
+@check("the interpreter can be restarted, also under a cell that hangs, which then says that the state is lost")
+async def can_be_restarted(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await session.restart_python()
+        await session.python("x = 1", timeout=10)
+        await session.restart_python()
+        expect("NameError" in ((await session.python("x", timeout=10)).error or ""), "a name survived the restart")
+        begun = asyncio.Event()
+        code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(1, flush=True)\nwhile True: pass"
+        hanging = asyncio.create_task(session.python(code, timeout=600, on_output=lambda _: begun.set()))
+        waiting = asyncio.create_task(session.python("'next'", timeout=10))
+        async with asyncio.timeout(20):
+            await begun.wait()
+            await session.restart_python()
+            result = await hanging
+            expect(result.restarted and "state is lost" in (result.error or ""), f"the cell gave {result}")
+            expect_equal((await waiting).value, "'next'", "the value of the cell that waited")

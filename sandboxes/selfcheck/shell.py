@@ -32,6 +32,27 @@ async def merges_streams(bench: Bench) -> None:
         expect_output(await session.bash("echo 1; echo 2 >&2; echo 3", timeout=5), "1\n2\n3\n")
 
 
+@check("escape sequences and every byte but those that are no UTF-8 come back as printed")
+async def keeps_bytes(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        expect_output(await session.bash(r"printf '\033[31mred\033[0m\r\n\t\a\0.'", timeout=5), "\033[31mred\033[0m\r\n\t\a\0.")
+        expect_output(await session.bash("printf 'a\\377b\\0c'", timeout=5), "a\N{REPLACEMENT CHARACTER}b\0c")
+
+
+@check("everything a command prints is in its own result, however it ends and whatever goes on in the background")
+async def attributes_output(bench: Bench) -> None:
+    async with bench.sandbox(SandboxSpec(limits=Limits(output_bytes=32 * 1024 * 1024))) as session:
+        for number in range(100):
+            result = await session.bash(f"head -c {number * 150} /dev/zero | tr '\\0' x; echo {number}", timeout=10)
+            expect_output(result, "x" * (number * 150) + f"{number}\n")
+        await session.bash("yes > /dev/tty & yes >&2 &", timeout=5)
+        for number in range(5):
+            result = await session.bash(f"echo mark-{number}-; (exit 3)", timeout=10)
+            expect(result.exit_code == 3 and f"mark-{number}-\n" in result.output, f"beside a flood: {result}")
+        await session.bash("kill %1 %2; wait", timeout=10)
+        expect_output(await session.bash("echo quiet", timeout=5), "quiet\n")
+
+
 @check("unbalanced quotes, open here-documents and aborted expansions give a result, and the shell goes on")
 async def survives_broken_commands(bench: Bench) -> None:
     async with bench.sandbox() as session:
@@ -71,12 +92,6 @@ async def cuts_long_output(bench: Bench) -> None:
         expect_equal(result.truncated_bytes, total - 1000, "the number of missing bytes")
         expect(str(total - 1000) in result.output, "the output does not say how much is missing")
         expect(len(result.output) < 1100, f"{len(result.output)} characters were kept")
-
-
-@check("output that is not UTF-8 is decoded with replacement characters")
-async def decodes_binary_output(bench: Bench) -> None:
-    async with bench.sandbox() as session:
-        expect_output(await session.bash("printf 'a\\377b\\0c'", timeout=5), "a�b\0c")
 
 
 @check("a command of a megabyte runs")

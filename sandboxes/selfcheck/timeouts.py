@@ -6,7 +6,8 @@ from __future__ import annotations
 # ruff: noqa: S108
 import asyncio
 
-from sandboxes.protocol import Session
+from sandboxes import channel
+from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.selfcheck.framework import (
     Bench,
     CheckFailed,
@@ -139,4 +140,62 @@ async def kills_for_lost_connection(bench: Bench) -> None:
         await other.close()
         await asyncio.gather(running, return_exceptions=True)
         await _all_gone(text)
+        await _expect_answers(session)
+
+
+@check("a command that goes on without a call is ended at its timeout; the next call is told")
+async def ends_running_command(bench: Bench) -> None:
+    text = marker()
+    async with bench.sandbox() as session:
+        result = await session.bash(f"(setsid bash -c 'exec -a {text} sleep 600' &); cat", timeout=2, quiet_timeout=0.1)
+        expect(result.running, f"the result is {result}")
+        await _appears(text, 1)
+        await _all_gone(text)
+        result = await session.bash_input(b"", timeout=60)
+        expect(result.timed_out and result.exit_code is None and not result.running, f"the result is {result}")
+        await _expect_answers(session)
+
+
+@check("typing renews the timeout of the command that goes on; cancelling the call kills the command")
+async def renews_timeout(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        result = await session.bash("cat", timeout=1, quiet_timeout=0.1)
+        result = await session.bash_input(b"x\n", timeout=60, quiet_timeout=1.5)
+        expect(result.running and result.output == "x\n", f"the result is {result}")
+        waiting = asyncio.create_task(session.bash_input(b"", timeout=60))
+        await session.ping()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await _expect_answers(session)
+
+
+@check("when the connection is lost on which a command was left running, the command is killed")
+async def kills_running_for_lost_connection(bench: Bench) -> None:
+    text = marker()
+    name = bench.new_name()
+    async with bench.sandbox(name=name) as session:
+        other = await bench.backend.connect(name)
+        result = await other.bash(f"bash -c 'exec -a {text} sleep 600'", timeout=600, quiet_timeout=0.1)
+        expect(result.running, f"the result is {result}")
+        await _appears(text, 1)
+        await other.close()
+        await _all_gone(text)
+        await _expect_answers(session)
+
+
+@check("a host that is connected and says nothing, as a frozen one does, does not keep a sandbox alive")
+async def ends_for_silent_host(bench: Bench) -> None:
+    name = bench.new_name()
+    async with bench.sandbox(SandboxSpec(dead_man_seconds=1), name=name) as session:
+        await session.close()
+        with channel.connect(bench.backend.state_dir / name) as peer:
+            peer.setblocking(True)
+            peer.settimeout(30)
+            expect_equal(await asyncio.to_thread(peer.recv, 1), b"", "what a silent host gets")
+
+
+@check("a host that is busy with something else keeps its sandbox alive")
+async def spares_idle_host(bench: Bench) -> None:
+    async with bench.sandbox(SandboxSpec(dead_man_seconds=2)) as session:
+        await asyncio.sleep(5)
         await _expect_answers(session)
