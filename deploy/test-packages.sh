@@ -7,6 +7,7 @@ missing=
 [ -x /usr/sbin/rabbitmq-server ] || missing="$missing rabbitmq-server"
 [ -x /usr/bin/chromium ] || missing="$missing chromium fonts-dejavu-core"
 [ -x /usr/bin/python3 ] || missing="$missing python3"
+[ -x /usr/bin/curl ] || missing="$missing curl"
 # The program that Playwright drives browsers with is linked to it; a minimal Debian lacks it.
 ldconfig -p | grep -q 'libatomic\.so\.1' || missing="$missing libatomic1"
 # Image files are mounted and made with these, root file systems from packages with the last.
