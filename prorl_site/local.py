@@ -15,6 +15,8 @@ from prorl_site import env
 from prorl_site.embedded.postgres import EmbeddedPostgres
 from prorl_site.embedded.processes import free_port, http_answers, port_answers
 from prorl_site.embedded.supervisor import Service, Supervisor
+from sandboxes.errors import BackendUnavailable
+from sandboxes.registry import get_backend
 
 PREFERRED_PORT = 8000
 # Rollouts worked on at once by each stage: INIT and EVAL are bound by two or more cores, RUN waits for the model.
@@ -44,6 +46,7 @@ def platform(say: Say) -> Iterator[Platform]:
         _database(folder, supervisor)
         _secret_key(folder)
         port = _port(say)
+        _sandbox_backend(folder, say)
         _leave_settings(folder)
         try:
             _migrate(say)
@@ -89,9 +92,26 @@ def _port(say: Say) -> int:
     return port
 
 
+def _sandbox_backend(folder: Path, say: Say) -> None:
+    """The first that works here. Environments without sandboxes work on any host, so none is no reason to stop."""
+    if os.environ.get("PRORL_SANDBOX_BACKEND"):
+        return
+    problems = []
+    for name in ("bubblewrap", "apptainer"):
+        try:
+            asyncio.run(get_backend(name, folder / "sandboxes").probe())
+        except BackendUnavailable as error:
+            problems.append(f"{name}: {error}")
+        else:
+            os.environ["PRORL_SANDBOX_BACKEND"] = name
+            return
+    say(f"no sandboxes on this machine, so rollouts that need one will fail ({'; '.join(problems)})")
+    os.environ["PRORL_SANDBOX_BACKEND"] = "none"
+
+
 def _leave_settings(folder: Path) -> None:
     """So that `manage.py` in another terminal talks to the same platform without any variables set."""
-    names = ("PRORL_VAR_DIR", "PRORL_DATABASE_URL", "PRORL_SECRET_KEY_FILE", "PRORL_BROKER_URL")
+    names = ("PRORL_VAR_DIR", "PRORL_DATABASE_URL", "PRORL_SECRET_KEY_FILE", "PRORL_BROKER_URL", "PRORL_SANDBOX_BACKEND")
     path = folder / "prorl.env"
     path.touch(mode=0o600)
     path.write_text("".join(f"{name}={os.environ[name]}\n" for name in names if os.environ.get(name)))
@@ -169,8 +189,6 @@ def _is_registered(stage: str) -> bool:
 def _stop_sandboxes() -> None:
     """Sandboxes outlive their workers by design; with the platform gone nobody needs them."""
     from django.conf import settings
-
-    from sandboxes.registry import get_backend
 
     async def stop_all() -> None:
         backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR, settings.SANDBOX_OPTIONS)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sandboxes.backends.apptainer.backend import ApptainerBackend
 from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.backends.none import NoBackend
 from sandboxes.errors import BackendUnavailable
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import Backend
 
-_BACKENDS = {backend.name: backend for backend in (ApptainerBackend, BubblewrapBackend)}
+_BACKENDS: dict[str, Callable[[Path, NodeOptions | None], Backend]] = {
+    backend.name: backend for backend in (ApptainerBackend, BubblewrapBackend, NoBackend)
+}
 
 
 def backend_names() -> list[str]:

@@ -81,7 +81,8 @@ def abandon_sandboxes_of_lost_nodes() -> int:
 
 
 def _note_in_history(sandbox: Sandbox, data: dict[str, object]) -> None:
-    # The rollout may be gone, and there may never have been one.
+    if sandbox.rollout_id is None or sandbox.attempt is None:  # a warm one
+        return
     if rollout := Rollout.objects.only("id").filter(id=sandbox.rollout_id).first():
         RolloutEvent.objects.create(
             rollout=rollout,

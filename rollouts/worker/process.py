@@ -47,6 +47,8 @@ logger = structlog.get_logger(__name__)
 
 # How long a stopping worker waits for its rollouts to be handed back.
 _DRAIN_SECONDS = 3.0
+# How long it then waits for its own tasks.
+_GOODBYE_SECONDS = 1.0
 # An EVAL worker scores finished rollouts again on one extra slot for so many ordinary ones.
 _RESCORING_SHARE = 4
 
@@ -140,6 +142,8 @@ class WorkerProcess:
             self._background.append(self._loop.create_task(self._ability.keep_looking()))
             janitor = Janitor(database=self._database, backend=backend, node=self.node)
             self._background.append(self._loop.create_task(janitor.run()))
+            warm = sandboxes.keep_warm(lambda: None if self._refuses else self._id)
+            self._background.append(self._loop.create_task(warm))
         if self.stage is Stage.EVAL:
             slots = max(1, self.concurrency // _RESCORING_SHARE)
             rescorer = Rescorer(self._tools, slots=slots, owner=lambda: None if self._refuses else self._id)
@@ -182,6 +186,8 @@ class WorkerProcess:
             logger.warning("stopping with rollouts in hand; the rescuer takes them back", held=len(self._held))
             for take in self._takes:
                 take.cancel()  # or its thread would wait for ever
+        # Warm sandboxes are stopped now; what takes too long is left to the next janitor.
+        await asyncio.wait(self._background, timeout=_GOODBYE_SECONDS)
         if self._id is not None:
             await self._database.call(deregister_worker, worker_id=self._id)
         await self._tools.models.close()
