@@ -9,7 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from sandboxes.images.errors import FieldProblem, ImageBusy, ImageRefused
-from sandboxes.images.sources import KINDS, parse_settings
+from sandboxes.images.sources import parse_settings
+from sandboxes.images.sources.base import BasedSettings
 from sandboxes.images.states import UNFINISHED, Format
 from sandboxes.models import Image, ImageBuild
 from sandboxes.models.image import image_name_validator
@@ -36,7 +37,7 @@ def register_image(
 def check_source(*, name: str, kind: str, source: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a source, complete. Raises ImageRefused, also for a base that is not there or builds upon this image."""
     settings = parse_settings(kind, source)
-    base = KINDS[kind].base_of(settings)
+    base = settings.base if isinstance(settings, BasedSettings) else ""
     if base and base != name and not Image.objects.filter(name=base).exists():
         raise ImageRefused(FieldProblem("/source/base", f"There is no image {base!r}; register it first."))
     if base and name in _ancestry(base):
@@ -54,8 +55,8 @@ def check_format(format: str) -> str:
 
 
 def base_of(image: Image) -> str:
-    """The name of the image that it builds upon, or ""."""
-    return KINDS[image.kind].base_of(parse_settings(image.kind, image.source)) if image.kind in KINDS else ""
+    """Name of the image that it builds upon, or "": by the settings as stored, whether or not they still make sense."""
+    return str(image.source.get("base", ""))
 
 
 def remove_image(*, image: Image) -> None:

@@ -24,15 +24,17 @@ class FileSettings(SourceSettings):
     path: str = Field(pattern=r"^/[^\x00]*$", max_length=1000, description="Absolute path on the nodes that build.")
 
 
+class BasedSettings(SourceSettings):
+    """Of sources that build upon another image."""
+
+    base: str = Field(min_length=1, max_length=100, description="Name of the image that it builds upon.")
+
+
 class Source:
     """A kind of source: what an image is made from."""
 
     kind: ClassVar[str]
     settings: ClassVar[type[SourceSettings]]
-
-    def base_of(self, settings: Any) -> str:
-        """The name of the image that it builds upon, or ""."""
-        return ""
 
     def identity(self, settings: Any) -> str:
         """What decides about the result besides the settings and the base, such as the digest of a file. Raises BadSource."""

@@ -34,9 +34,7 @@ class DockerArchive(Source):
             raise BadSource(f"{settings.path} is a directory; a docker archive is a file")
         async with opened_files(job, Path(settings.path)) as files:
             if "manifest.json" not in files:
-                raise BadSource(
-                    f"{settings.path} is no docker archive: it has no manifest.json. OCI archives are of kind oci"
-                )
+                raise BadSource(f"{settings.path} is no docker archive: it has no manifest.json. OCI archives are of kind oci")
             return await _make(files, settings.reference, job)
 
 

@@ -20,7 +20,7 @@ from sandboxes.images.pip_config import PipConfig, read_pip_config
 from sandboxes.images.states import Format
 from sandboxes.protocol import Changes, CommandResult, Limits, NetworkMode, NetworkPolicy, SandboxSpec, Session
 
-from .base import Source, SourceSettings
+from .base import BasedSettings, Source
 
 REPOSITORY = "/testbed"
 VENV = "/opt/venv"
@@ -66,10 +66,11 @@ _Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][^\n\r\x00]*$", max_le
 _Extra = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
 
 
-class PythonSettings(SourceSettings):
+class PythonSettings(BasedSettings):
+    """The base has python3 with its venv module, git and tar."""
+
     package: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=100, description="As on PyPI.")
     version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]*$", max_length=60)
-    base: str = Field(min_length=1, max_length=100, description="Another image, with python3, its venv module, git and tar.")
     extras: tuple[_Extra, ...] = Field((), max_length=50, description="Of the package, such as `test`.")
     requirements: tuple[_Requirement, ...] = Field((), max_length=500, description="Also installed, such as `pytest<9`.")
 
@@ -77,9 +78,6 @@ class PythonSettings(SourceSettings):
 class Python(Source):
     kind: ClassVar[str] = "python"
     settings: ClassVar[type[PythonSettings]] = PythonSettings
-
-    def base_of(self, settings: PythonSettings) -> str:
-        return settings.base
 
     def space(self, settings: PythonSettings) -> int:
         return _SPACE
