@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sandboxes import channel
 from sandboxes.backends.bundle import build_bundle
-from sandboxes.broker.framing import MAX_STREAMS
+from sandboxes.broker.framing import MAX_STREAMS, STREAM_WINDOW, FrameReader, encode
 from sandboxes.errors import SandboxLost, SandboxProtocolError
 from sandboxes.network.relay import relay_to, relay_to_socket
 from sandboxes.session import BrokerSession
@@ -273,3 +274,71 @@ async def test_relay_to_nothing_resets(session: BrokerSession, tmp_path: Path) -
     port = await session.forward(relay_to_socket(tmp_path / "none"))
     with pytest.raises(ConnectionResetError):
         await send_and_read_all(port, b"hello")
+
+
+Frame = tuple[dict[str, object], bytes]
+
+
+@contextlib.asynccontextmanager
+async def forwarding_broker() -> AsyncIterator[tuple[BrokerSession, Callable[..., Awaitable[None]]]]:
+    """A session whose broker was asked for a forwarded port, and how it sends frames about that."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        for peer in (ours, theirs):
+            peer.setblocking(False)
+        loop = asyncio.get_running_loop()
+        session = await BrokerSession.open("test", ours)
+        forwarding = asyncio.create_task(session.forward(never_read))
+        frames, number = FrameReader(), None
+        while number is None:  # the session pings, too
+            for header, _ in frames.feed(await loop.sock_recv(theirs, 4096)):
+                number = header["id"] if header["verb"] == "forward" else number
+
+        async def send(*frames: Frame) -> None:
+            data = b"".join(encode({"id": number, "more": True, **header}, payload) for header, payload in frames)
+            await loop.sock_sendall(theirs, data)
+
+        yield session, send
+        await session.close()
+        await asyncio.gather(forwarding, return_exceptions=True)
+
+
+async def never_read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+OPEN: Frame = ({"stream": 1, "open": True}, b"")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [({"stream": 1}, b"x")],
+        [({"stream": "1"}, b"x")],
+        [({"stream": 0, "eof": True}, b"")],
+        [({}, b"x")],
+        [OPEN, OPEN],
+        [({"stream": n, "open": True}, b"") for n in range(1, MAX_STREAMS + 2)],
+        [OPEN, ({"stream": 1}, bytes(STREAM_WINDOW + 1))],
+        [OPEN, ({"stream": 1}, bytes(STREAM_WINDOW)), ({"stream": 1}, bytes(STREAM_WINDOW)), ({"stream": 1}, b"x")],
+        [OPEN, ({"stream": 1, "eof": True}, b""), ({"stream": 1}, b"x")],
+        [OPEN, ({"stream": 1, "credit": 1}, b"")],
+        [OPEN, ({"stream": 1, "credit": -5}, b"")],
+        [OPEN, ({"stream": 1, "credit": 1e9}, b"")],
+    ],
+)
+async def test_a_broker_that_sends_nonsense_loses_its_session(frames: list[Frame]) -> None:
+    async with forwarding_broker() as (session, send):
+        await send(({"port": 4000}, b""), *frames)
+        with pytest.raises(SandboxProtocolError, match="nonsense"):
+            async with asyncio.timeout(10):
+                await session.until_lost()
+
+
+@pytest.mark.parametrize("port", [0, 70_000, "80", None])
+async def test_a_broker_that_names_an_impossible_port_loses_its_session(port: object) -> None:
+    async with forwarding_broker() as (session, send):
+        await send(({"port": port}, b""))
+        with pytest.raises(SandboxProtocolError, match="nonsense"):
+            async with asyncio.timeout(10):
+                await session.until_lost()
