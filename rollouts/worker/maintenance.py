@@ -1,4 +1,4 @@
-"""The maintenance worker: builds images, several at once, and prunes what is not needed any more.
+"""The maintenance worker: builds images, several at once, verifies them, and prunes what is not needed any more.
 
 Postgres is the queue. A message through Celery says that there is something new; without one the worker looks by itself now
 and then.
@@ -26,6 +26,9 @@ from rollouts.services.images import prune_as_configured
 from sandboxes.images.services.builds import BuildClaim, claim_build, running_names
 from sandboxes.images.services.prune import sweep
 from sandboxes.images.services.use import image_store
+from sandboxes.images.services.verification import note_verified, take_verification
+from sandboxes.images.verify import verify
+from sandboxes.models import Image
 
 from .database import Database
 from .image_builds import ImageBuilder, builds_backend
@@ -43,14 +46,14 @@ class MaintenanceWorker:
     """Threads call `wake` and `stop`; everything else runs on the loop."""
 
     def __init__(self, *, node: str, builds: int) -> None:
-        """`builds`: how many at once."""
+        """`builds`: how many at once; a verification counts as one."""
         self._node = node
         self._slots = builds
         self._database = Database(patience=settings.LEASE_SECONDS)
         self._store = image_store()
         self._backend = builds_backend()
         self._builder = ImageBuilder(database=self._database, store=self._store, backend=self._backend)
-        self._builds: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="maintenance", daemon=True)
         self._main: Future[None] | None = None
@@ -95,19 +98,24 @@ class MaintenanceWorker:
             clean.cancel()
 
     async def _take(self) -> None:
-        while len(self._builds) < self._slots:
-            claim = await self._database.call(claim_build, node=self._node)
-            if claim is None:
+        while len(self._work) < self._slots:
+            if (claim := await self._database.call(claim_build, node=self._node)) is not None:
+                self._begin(self._build(claim))
+            elif (image := await self._database.call(take_verification)) is not None:
+                self._begin(self._verify(image))
+            else:
                 return
-            task = asyncio.create_task(self._hold(claim))
-            self._builds.add(task)
-            task.add_done_callback(self._released)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._released)
 
     def _released(self, task: asyncio.Task[None]) -> None:
-        self._builds.discard(task)
+        self._work.discard(task)
         self._news.set()
 
-    async def _hold(self, claim: BuildClaim) -> None:
+    async def _build(self, claim: BuildClaim) -> None:
         with logs.bound(image=claim.image, build=claim.build_id, node=self._node):
             logger.info("build begun")
             try:
@@ -116,10 +124,18 @@ class MaintenanceWorker:
                 logger.exception("could not store how a build ended")
             logger.info("build ended")
 
+    async def _verify(self, image: Image) -> None:
+        try:
+            problems = await verify(self._store, image.digest, self._backend)
+            await self._database.call(note_verified, image=image, problems=problems)
+            logger.info("image verified", image=image.name, problems=problems)
+        except Exception:
+            logger.exception("could not verify an image", image=image.name)
+
     async def _give_back(self) -> None:
-        for task in self._builds:
+        for task in self._work:
             task.cancel()
-        await asyncio.gather(*self._builds, return_exceptions=True)
+        await asyncio.gather(*self._work, return_exceptions=True)
 
     async def _keep_clean(self) -> None:
         """What killed workers left behind, and what is not needed any more."""

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from sandboxes.backends.roots.sif import NotSif, root_partition, write_sif
+from sandboxes.backends.roots.unsquash import UnpackFailed, unpack
+from sandboxes.images.errors import BadSource, BuildFailed
 from sandboxes.images.job import Job
 from sandboxes.images.unpack import adopt
 
-_SECONDS = 3600.0
-
-
-async def apptainer_build(job: Job, source: Path, target: Path) -> None:
-    """Have Apptainer make the SIF file `target` of a definition or a directory. Raises BuildFailed."""
-    raise NotImplementedError
+_SECONDS = 7200.0
 
 
 async def to_sif(job: Job, directory: Path) -> Path:
-    """Raises BuildFailed."""
-    target = job.workspace / "image.sif"
-    job.step("packing it into a SIF file", 0.9, 0.98)
-    await apptainer_build(job, directory, target)
+    """Pack a root file system. Raises BuildFailed."""
+    job.step("packing it into a SIF file", 0.9, 0.95)
+    packed, target = job.workspace / "image.squashfs", job.workspace / "image.sif"
+    await job.run(["mksquashfs", str(directory), str(packed), "-quiet", "-no-progress", "-noappend"], timeout=_SECONDS)
+
+    def write() -> None:
+        write_sif(packed, target)
+        target.chmod(0o644)
+        packed.unlink()
+
+    await job.in_thread(write)
     return target
 
 
 async def to_directory(job: Job, sif: Path) -> Path:
-    """Raises BuildFailed."""
-    target = job.workspace / "rootfs"
-    job.step("unpacking the SIF file", 0.9, 0.98)
-    await job.in_thread(adopt, target, owner=job.owner, check=job.check)
+    """Unpack a SIF file. Raises BuildFailed."""
+    job.step("unpacking the SIF file", 0.9, 0.95)
+    folder = job.workspace / "unpacked"
+    target = folder / "rootfs"
+
+    def unpack_it() -> None:
+        folder.mkdir(mode=0o755)
+        if job.owner is not None:
+            os.chown(folder, job.owner, job.owner)
+        try:
+            unpack(sif, root_partition(sif), target, job.owner)
+        except NotSif as error:
+            raise BadSource(str(error)) from error
+        except UnpackFailed as error:
+            raise BuildFailed(str(error)) from error
+        adopt(target, owner=job.owner, check=job.check)
+
+    await job.in_thread(unpack_it)
     return target

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sandboxes.backends.state import remove_tree
 from sandboxes.images.digest import Contents
 from sandboxes.images.states import Format
 from sandboxes.protocol import Root, RootKind
@@ -154,12 +155,6 @@ class Store:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a directory, if it is there. Images have no directory that its owner could not empty: see `unpack`."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -7,15 +7,18 @@ import secrets
 
 from sandboxes.errors import SandboxError
 from sandboxes.images.digest import read_contents
-from sandboxes.images.store import Entry
+from sandboxes.images.store import Entry, Store
 from sandboxes.protocol import Backend, Limits, SandboxSpec
 
 _SMOKE_SECONDS = 30.0
 _SMOKE = "cat /etc/os-release >/dev/null 2>&1; cd / && ls >/dev/null && echo well"
 
 
-async def verify(entry: Entry, backend: Backend) -> list[str]:
+async def verify(store: Store, digest: str, backend: Backend) -> list[str]:
     """What is wrong with it; nothing when all is well. Reads all of it, and starts a sandbox."""
+    entry = store.find(digest)
+    if entry is None:
+        return [f"{store.folder} does not have it"]
     problems = []
     try:
         contents = await asyncio.to_thread(read_contents, entry.path, entry.format)

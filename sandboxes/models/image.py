@@ -46,6 +46,9 @@ class Image(models.Model):
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     built_at = models.DateTimeField(null=True, editable=False)
     last_used_at = models.DateTimeField(null=True, editable=False)
+    verify_requested_at = models.DateTimeField(null=True, editable=False)
+    verified_at = models.DateTimeField(null=True, editable=False, help_text="When it was last read again and tried.")
+    verify_problem = models.TextField(blank=True, default="", editable=False, help_text="What was wrong with it then.")
 
     class Meta:
         ordering: ClassVar = ["name"]

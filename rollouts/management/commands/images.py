@@ -21,6 +21,7 @@ from sandboxes.images.errors import ImageBusy, ImageRefused
 from sandboxes.images.services.builds import cancel_build, claim_build, request_build
 from sandboxes.images.services.registry import register_image
 from sandboxes.images.services.use import image_store
+from sandboxes.images.services.verification import note_verified
 from sandboxes.images.sources import KINDS
 from sandboxes.images.states import UNFINISHED, BuildState, Format, ImageState
 from sandboxes.images.verify import verify
@@ -151,12 +152,11 @@ class Command(BaseCommand):
         images = [_find(name) for name in names] if names else list(Image.objects.filter(state=ImageState.READY.value))
         store, failed = image_store(), 0
         for image in images:
-            entry = store.find(image.digest) if image.digest else None
-            if entry is None:
-                problems = [f"it is {image.state}" if not image.digest else f"{store.folder} does not have it"]
-            else:
+            problems = [f"it is {image.state}"]
+            if image.digest:
                 connection.close()
-                problems = asyncio.run(verify(entry, builds_backend()))
+                problems = asyncio.run(verify(store, image.digest, builds_backend()))
+                note_verified(image=image, problems=problems)
             failed += bool(problems)
             mark = self.style.ERROR("FAILED") if problems else self.style.SUCCESS("ok    ")
             self.stdout.write(f"{mark} {image.name}" + "".join(f"\n       {problem}" for problem in problems))

@@ -181,6 +181,8 @@ def finish_build(*, claim: BuildClaim, entry: Entry, key: str, report: Report) -
                 env=dict(entry.env),
                 labels=dict(entry.labels),
                 built_at=Now(),
+                verified_at=None,
+                verify_problem="",
             )
         return bool(done)
 

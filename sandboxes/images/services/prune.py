@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from django.utils import timezone
 
+from sandboxes.backends.state import remove_tree
 from sandboxes.images.states import UNFINISHED, ImageState
-from sandboxes.images.store import Store, remove_tree
+from sandboxes.images.store import Store
 from sandboxes.models import Image, ImageBuild, Sandbox
 
 from .builds import running_names

@@ -35,7 +35,7 @@ class DebianSettings(SourceSettings):
         "minbase", description="How much is in it to begin with, as mmdebstrap calls it."
     )
     components: tuple[_Component, ...] = Field(("main",), min_length=1, max_length=10)
-    mirror: str = Field("", pattern=r"^(https?://[^\s\[\]]+)?$", max_length=300, description="Empty: that of the node.")
+    mirror: str = Field("", pattern=r"^(https?://[^\s\[\]@]+)?$", max_length=300, description="Empty: that of the node.")
 
 
 class Debian(Source):

@@ -7,12 +7,15 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from sandboxes.images.convert import apptainer_build
+from sandboxes.backends.apptainer.program import find_program
+from sandboxes.errors import BackendUnavailable
+from sandboxes.images.errors import BuildFailed
 from sandboxes.images.job import Job, Made
 from sandboxes.images.states import Format
 
 from .base import Source, SourceSettings
 
+_SECONDS = 7200.0
 _SPACE = 4 << 30
 _ON_HOST = re.compile(r"^\s*%(setup|pre)\b", re.MULTILINE)
 
@@ -41,5 +44,9 @@ class Definition(Source):
         definition, target = job.workspace / "image.def", job.workspace / "image.sif"
         definition.write_text(settings.text)
         job.step("building with Apptainer", 0.0, 1.0)
-        await apptainer_build(job, definition, target)
+        try:
+            program = find_program("", None)
+        except BackendUnavailable as error:
+            raise BuildFailed(f"a definition is built by Apptainer, and there is none on this node: {error}") from error
+        await job.run([program.path, "build", str(target), str(definition)], timeout=_SECONDS, retryable=True)
         return Made(target, Format.SIF)
