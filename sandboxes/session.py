@@ -64,6 +64,8 @@ class BrokerSession:
     async def read_file(self, path: str, *, max_bytes: int = 10 * 1024 * 1024) -> bytes:
         """The whole file. Raises SandboxFileError, also when it has more than `max_bytes`."""
         _, data = await self._request("read", path=path, max_bytes=max_bytes)
+        if len(data) > max_bytes:
+            raise SandboxProtocolError(f"{self._wire.sandbox}: {len(data)} bytes of a file instead of at most {max_bytes}")
         return data
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -97,6 +99,7 @@ class BrokerSession:
                 raise SandboxProtocolError(f"{self._wire.sandbox}: a forwarded port was answered without one")
         except BaseException:
             call.cancel()
+            streams.break_off()
             raise
         call.answer.add_done_callback(lambda _: streams.break_off())
         self._forwards.append(streams)

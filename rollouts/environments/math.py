@@ -21,6 +21,7 @@ from rollouts.environments.base import (
     TaskPayload,
 )
 from rollouts.environments.python_packages import packages_binds, packages_env
+from rollouts.environments.sandbox_settings import SandboxSettings
 from rollouts.lifecycle import Termination
 from rollouts.llm.types import ChatMessage
 from rollouts.rewards.boxed import final_answer, unwrap
@@ -45,6 +46,7 @@ class MathConfig(EnvironmentConfig):
         max_length=20,
         description="Pure Python packages of the worker's installation that can be imported in the sandbox.",
     )
+    sandbox: SandboxSettings = SandboxSettings()
 
 
 class MathTask(TaskPayload):
@@ -73,7 +75,7 @@ class Math:
             binds = packages_binds(config.python_packages)
         except ValueError as exc:
             raise EnvironmentFailed(str(exc)) from exc
-        return SandboxSpec(binds=binds, env=packages_env(config.python_packages))
+        return config.sandbox.to_spec(binds=binds, env=packages_env(config.python_packages))
 
     async def initialize(self, ctx: InitContext) -> None:
         """Nothing to prepare: the sandbox is empty but for the packages."""
