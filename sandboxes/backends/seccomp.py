@@ -7,7 +7,7 @@ Classic BPF, assembled here because there is no library for it in the standard l
 * new namespaces and mounts, the way to most of those interfaces,
 * keyrings, which are shared with the user's other sessions, and the kernel's log, which is the host's,
 * typing into a terminal by ioctl, which somebody else may read,
-* `prlimit` on another process, with which a command could starve its broker,
+* `prlimit` on another process, and the priority of the broker, with which a command could starve it,
 * memory that no process seems to have (`memfd_secret`), and other CPUs than the sandbox was given.
 """
 
@@ -39,6 +39,16 @@ _PRLIMIT = (302, 261)
 _SCHED_SETAFFINITY = (203, 122)
 _SOCKET = (41, 198)
 _UNSHARE = (272, 97)
+# Their first argument is a process.
+_SCHEDULING = {
+    "sched_setaffinity": _SCHED_SETAFFINITY,
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+}
+# Their second argument is a process if the first one has this value, else several.
+_PRIORITIES = {"ioprio_set": ((251, 30), 1), "setpriority": ((141, 140), 0)}
+_BROKER = 1  # its process number inside
 _DENIED = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -106,6 +116,13 @@ def build_filter(machine: str | None = None, *, pins_cpus: bool = False) -> byte
         program += _if_equal(numbers[column], then=[_fail(errno.EPERM)])
     if pins_cpus:
         program += _if_equal(_SCHED_SETAFFINITY[column], then=[_fail(errno.EPERM)])
+    for numbers in _SCHEDULING.values():
+        of_broker = _if_equal(_BROKER, then=[_fail(errno.EPERM)])
+        program += _if_equal(numbers[column], then=[_load(_ARGUMENT_0), *of_broker, _ALLOWED])
+    for numbers, one_process in _PRIORITIES.values():
+        of_others = _unless_equal(one_process, then=[_fail(errno.EPERM)])
+        of_broker = [_load(_ARGUMENT_1), *_if_equal(_BROKER, then=[_fail(errno.EPERM)])]
+        program += _if_equal(numbers[column], then=[_load(_ARGUMENT_0), *of_others, *of_broker, _ALLOWED])
     allowed = [part for family in _FAMILIES for part in _if_equal(family, then=[_ALLOWED])]
     program += _if_equal(_SOCKET[column], then=[_load(_ARGUMENT_0), *allowed, _fail(errno.EAFNOSUPPORT)])
     own = _if_equal(0, then=[_ALLOWED])

@@ -31,11 +31,14 @@ class Calls(NamedTuple):
     setns: int
     ioctl: int
     setaffinity: int
+    setscheduler: int
+    setpriority: int
+    ioprio_set: int
 
 
 MACHINES = [
-    ("x86_64", X86_64, Calls(0, 165, 41, 302, 56, 272, 308, 16, 203)),
-    ("aarch64", AARCH64, Calls(63, 40, 198, 261, 220, 97, 268, 29, 122)),
+    ("x86_64", X86_64, Calls(0, 165, 41, 302, 56, 272, 308, 16, 203, 144, 141, 251)),
+    ("aarch64", AARCH64, Calls(63, 40, 198, 261, 220, 97, 268, 29, 122, 119, 140, 30)),
 ]
 
 
@@ -99,6 +102,15 @@ class TestFilter:
         assert run_filter(program, architecture, calls.ioctl, 0, 0x5401) == ALLOW  # TCGETS
         for request in (0x5412, 0x541C, 0x5412 | 1 << 40):  # the kernel ignores the upper half
             assert run_filter(program, architecture, calls.ioctl, 0, request) == refusal(errno.EPERM)
+
+    def test_leaves_the_broker_its_priority(self, program: bytes, architecture: int, calls: Calls):
+        for call in (calls.setaffinity, calls.setscheduler):
+            assert run_filter(program, architecture, call, 7) == ALLOW
+            assert run_filter(program, architecture, call, 1) == refusal(errno.EPERM)
+        for call, one_process in ((calls.setpriority, 0), (calls.ioprio_set, 1)):
+            assert run_filter(program, architecture, call, one_process, 0) == ALLOW
+            assert run_filter(program, architecture, call, one_process, 1) == refusal(errno.EPERM)
+            assert run_filter(program, architecture, call, 2, 0) == refusal(errno.EPERM)  # all processes of a user
 
     def test_keeps_cpus_where_they_are_given(self, program: bytes, machine: str, architecture: int, calls: Calls):
         pinning = build_filter(machine, pins_cpus=True)
