@@ -50,7 +50,10 @@ def python_result(header: dict[str, Any], payload: bytes) -> PythonResult:
 def file_entries(payload: bytes) -> list[FileEntry]:
     """The answer to `list`: for each entry `KIND SIZE PATH` and a NUL."""
     entries = []
-    for line in payload.split(b"\0")[:-1]:
+    *lines, unfinished = payload.split(b"\0")
+    if unfinished:
+        raise SandboxProtocolError("a listing that ends within an entry")
+    for line in lines:
         kind, _, rest = line.decode("utf-8", "surrogateescape").partition(" ")
         size, _, path = rest.partition(" ")
         if kind not in _KINDS or not size.isdecimal() or len(size) > 20:
