@@ -47,6 +47,7 @@ STREAM_CHUNK = 64 * 1024
 
 _LENGTHS = struct.Struct("!II")
 _LENGTH = struct.Struct("!I")
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: that takes longer than a small header
 
 
 class FrameError(Exception):
@@ -55,7 +56,7 @@ class FrameError(Exception):
 
 def encode(header: Mapping[str, Any], payload: bytes = b"") -> bytes:
     """One frame. Raises FrameError when it would exceed MAX_FRAME or MAX_HEADER."""
-    head = json.dumps(header, separators=(",", ":")).encode()
+    head = _to_json(header).encode()
     length = _LENGTH.size + len(head) + len(payload)
     if length > MAX_FRAME or len(head) > MAX_HEADER:
         raise FrameError(f"a frame of {length} bytes exceeds {MAX_FRAME}, or its header of {len(head)} bytes {MAX_HEADER}")

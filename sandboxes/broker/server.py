@@ -135,6 +135,7 @@ class Connection:
         self._peer = peer
         self._frames = FrameReader()
         self._unsent = bytearray()
+        self._is_waiting = False  # until the peer takes more
         self._pending: dict[int, Request] = {}
         self._held = 0
         self._open = True
@@ -227,7 +228,9 @@ class Connection:
             self._close()
             return
         del self._unsent[:sent]
-        self._server.loop.watch(self._peer.fileno(), self._on_ready, READ | WRITE if self._unsent else READ)
+        if bool(self._unsent) != self._is_waiting:
+            self._is_waiting = bool(self._unsent)
+            self._server.loop.watch(self._peer.fileno(), self._on_ready, READ | WRITE if self._unsent else READ)
 
     def _close(self) -> None:
         if not self._open:

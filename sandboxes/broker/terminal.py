@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import struct
 import termios
-import time
 
 from .loop import READ, WRITE
 from .tool import BadRequest
@@ -26,8 +24,7 @@ _SIZE = struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0)
 _LINE_DISCIPLINE = struct.pack("i", 0)  # the usual one
 _OPEN_PEER = 0x5441  # TIOCGPTPEER, which `termios` does not name
 _CHUNK = 64 * 1024
-_CAPACITY = 64 * 1024  # more than the kernel holds between a program and us
-_PATIENCE = 1.0  # seconds in which what was written comes out at the other end, on a busy machine too
+_CAPACITY = 64 * 1024  # more than the kernel keeps between a program and us
 _LONGEST_LINE = 4095
 _MAX_TYPED = 64 * 1024
 
@@ -46,17 +43,19 @@ class Terminal:
         self._slave = fcntl.ioctl(self._master, _OPEN_PEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self._master, False)
         self._modes = _modes(termios.tcgetattr(self._slave))
-        self._readable = select.poll()
-        self._readable.register(self._master, select.POLLIN)
         self._typed = bytearray()
         loop.watch(self._master, self._on_ready)
 
     def prepare(self) -> None:
         """Undo what the last command did to the terminal, and drop what was typed and it did not read."""
-        self._typed.clear()
-        self._loop.watch(self._master, self._on_ready)
+        if self._typed:
+            self._typed.clear()
+            self._loop.watch(self._master, self._on_ready)
+        if fcntl.ioctl(self._slave, termios.TIOCGETD, _LINE_DISCIPLINE) != _LINE_DISCIPLINE:
+            fcntl.ioctl(self._slave, termios.TIOCSETD, _LINE_DISCIPLINE)
         termios.tcsetattr(self._slave, termios.TCSANOW, self._modes)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, _SIZE)
+        termios.tcflow(self._slave, termios.TCOON)
         termios.tcflush(self._slave, termios.TCIFLUSH)
 
     def type(self, data: bytes) -> None:
@@ -72,35 +71,13 @@ class Terminal:
     def drain(self) -> None:
         """Take in all that was written before this call.
 
-        What is written arrives here some time later, so something is written after it that nobody can have written before.
+        The kernel passes it on some time after it was written, but finishes that before it says that there is nothing to read.
+        Beside a flood from the background it never says so; then more has come than can have been on its way.
         """
         taken = 0
-        while data := self._read():  # so that there is room
+        while taken <= _CAPACITY and (data := self._read()):
             self._sink(data)
             taken += len(data)
-            if taken > _CAPACITY:
-                return  # a flood from the background: all that is older has come
-        mark = b"%020d" % int.from_bytes(os.urandom(8), "big")
-        deadline = time.monotonic() + _PATIENCE
-        unwritten, unchecked = mark, b""
-        while time.monotonic() < deadline:
-            if unwritten:
-                unwritten = unwritten[self._write(unwritten) :]
-            data = self._read()
-            before, found, after = (unchecked + data).partition(mark)
-            if found:
-                self._sink(before + after)
-                return
-            unchecked = before[-len(mark) :]
-            self._sink(before[: -len(mark)])
-            taken += len(data)
-            if taken > _CAPACITY:
-                break  # the flood began just now, and left no room for the mark
-            if not data:
-                self._readable.poll(10)
-        else:
-            fcntl.ioctl(self._slave, termios.TIOCSETD, _LINE_DISCIPLINE)
-        self._sink(unchecked)
 
     def _on_ready(self, events: int) -> None:
         if events & WRITE:
@@ -123,15 +100,6 @@ class Terminal:
             return os.read(self._master, _CHUNK)
         except BlockingIOError:
             return b""
-
-    def _write(self, data: bytes) -> int:
-        try:
-            return os.write(self._slave, data)
-        except BlockingIOError:
-            termios.tcflow(self._slave, termios.TCOON)  # in case a program stopped the terminal
-        except OSError:
-            pass  # a program gave it another line discipline
-        return 0
 
 
 def _modes(modes: list[Any]) -> list[Any]:
