@@ -32,6 +32,7 @@ class Streams:
         self._serve = serve
         self._streams: dict[int, _Stream] = {}
         self._last = 0
+        self._failures = 0
 
     def on_frame(self, header: Mapping[str, Any], payload: bytes) -> None:
         """Raises SandboxProtocolError for what no honest broker sends."""
@@ -72,7 +73,9 @@ class Streams:
         self.send({"stream": number, "closed": True, "abort": abort}, b"")
 
     def failed(self, error: BaseException) -> None:
-        logger.warning("%s: a forwarded connection failed: %r", self._sandbox, error)
+        self._failures += 1
+        if self._failures.bit_count() == 1:  # what runs inside may try it for ever
+            logger.warning("%s: a forwarded connection failed: %r (%d so far)", self._sandbox, error, self._failures)
 
     def _listening(self, port: object) -> None:
         if type(port) is not int or not 0 < port < 65536:
