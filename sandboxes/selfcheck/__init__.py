@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from sandboxes.selfcheck import (
+    broker,
     channels,
     cleanup,
     editor,
@@ -13,9 +14,13 @@ from sandboxes.selfcheck import (
     forwards,
     interpreter,
     isolation,
+    kernel,
     limits,
     network,
+    paths,
+    peer,
     shell,
+    sockets,
     terminal,
     timeouts,
 )
@@ -26,6 +31,7 @@ __all__ = [
     "Check",
     "CheckResult",
     "Outcome",
+    "broker",
     "channels",
     "cleanup",
     "editor",
@@ -33,11 +39,15 @@ __all__ = [
     "forwards",
     "interpreter",
     "isolation",
+    "kernel",
     "limits",
     "network",
+    "paths",
+    "peer",
     "run_check",
     "run_checks",
     "shell",
+    "sockets",
     "terminal",
     "timeouts",
 ]
