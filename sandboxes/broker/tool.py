@@ -69,11 +69,22 @@ class Job:
 class Settings:
     """What every child process of the broker gets."""
 
-    def __init__(self, limits: Mapping[str, int], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, limits: Mapping[str, int], env: Mapping[str, str], programs: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.env = dict(env)
+        self._programs = programs or {}
         self.rlimits = rlimits(limits)
         self.output_bytes = limits["output_bytes"]
         self.max_file_bytes = limits["file_size_mb"] * 1024 * 1024
+
+    def command(self, name: str) -> list[str]:
+        """How to start bash or python3: what the agent gets by that name, else the host's."""
+        for directory in self.env.get("PATH", "").split(":"):
+            path = f"{directory}/{name}"
+            if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113 - pathlib is slow to import
+                return [path]
+        return list(self._programs.get(name, [f"/usr/bin/{name}"]))
 
 
 class Tool:
@@ -98,7 +109,7 @@ class Tool:
         self._timer: Timer | None = None
         self._started = 0.0
         self._since: Moment | None = None
-        self.printed = 0  # bytes, since the last job began
+        self.printed = 0  # bytes, by the running job or since the last one
         self.watchdog: Watchdog | None = None
         self._ending = False  # the child was killed and is not reaped yet
         self.pid: int | None = None
@@ -259,6 +270,7 @@ class Tool:
         self._output.drain()
         if self.watchdog is not None and not job.limit_exceeded:
             job.limit_exceeded = self.watchdog.on_end(self)
+        self.printed = 0
         self._job = None
         header, payload = self._result(outcome)
         header.update(

@@ -65,7 +65,7 @@ class Watchdog:
         self._nameless: dict[int, int] = {}
         self._next_nameless = 0.0
         self._at_limit_since: float | None = None
-        self._settling: dict[str, float] = {}
+        self._settling: dict[object, float] = {}  # what was acted on -> until when
         self._untold = ""  # the limit that was exceeded when there was no job to be told
         self._last_look = 0.0
         self._last_used = 0
@@ -114,7 +114,7 @@ class Watchdog:
 
     def _look_at_output(self, now: float) -> None:
         for tool in self._tools:
-            if self._is_to_act("flood_mb", tool.printed > self._flood, now):
+            if self._is_to_act(tool, tool.printed > self._flood, now):
                 if tool.job_since is not None:
                     tool.exceed("flood_mb")
                 else:
@@ -162,14 +162,14 @@ class Watchdog:
 
     # What is done about it.
 
-    def _is_to_act(self, limit: str, is_exceeded: bool, now: float) -> bool:
+    def _is_to_act(self, subject: object, is_exceeded: bool, now: float) -> bool:
         """Not again while what was killed for it goes away."""
         if not is_exceeded:
-            self._settling.pop(limit, None)
+            self._settling.pop(subject, None)
             return False
-        if now < self._settling.get(limit, 0.0):
+        if now < self._settling.get(subject, 0.0):
             return False
-        self._settling[limit] = now + _SETTLING
+        self._settling[subject] = now + _SETTLING
         return True
 
     def _end_background(self, limit: str) -> None:
