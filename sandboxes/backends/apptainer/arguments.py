@@ -8,6 +8,7 @@ from pathlib import Path
 from sandboxes.backends.apptainer.files import OVERLAY, UPPER
 from sandboxes.backends.apptainer.program import Program
 from sandboxes.backends.bwrap_program import HOME
+from sandboxes.backends.kernel_files import kernel_files
 from sandboxes.protocol import Changes, NetworkMode, RootKind, SandboxSpec
 
 CHANGES = "/run/changes"  # where the broker sees what was changed of an image, when that is on disk
@@ -40,7 +41,8 @@ def container_options(program: Program, spec: SandboxSpec, kind: RootKind, binds
     elif kind is not RootKind.HOST and spec.changes is Changes.DISK:
         options += ["--overlay", str(work / OVERLAY)]
         binds = {**binds, CHANGES: str(work / UPPER)}
-    for target, source in binds.items():
+    hidden = dict.fromkeys(kernel_files(), "/dev/null")
+    for target, source in {**hidden, **binds}.items():
         options += ["--mount", ",".join(["type=bind", _field("source", source), _field("destination", target), "ro"])]
     return options
 
