@@ -26,6 +26,7 @@ from rollouts.worker.janitor import Janitor
 from rollouts.worker.sandboxes import Sandboxes
 from rollouts.worker.stages import CARRY_OUT, Tools
 from rollouts.worker.writes import Writes
+from sandboxes.backends.none import NoBackend
 from sandboxes.errors import BackendUnavailable
 from sandboxes.models import Sandbox
 from sandboxes.protocol import Backend, SandboxSpec
@@ -63,7 +64,7 @@ class Worker:
         return name
 
 
-@pytest.fixture(params=backend_names())
+@pytest.fixture(params=sorted(set(backend_names()) - {NoBackend.name}))
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     backend = get_backend(request.param, tmp_path / "sandboxes")
     try:
