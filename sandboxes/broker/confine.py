@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
 import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
@@ -13,6 +18,16 @@ _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def close_inherited(but: Collection[int]) -> None:
+    """Close what was open for our start only; the descriptors in `but` stay open, for us alone."""
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - pathlib is slow to import
+        if fd in but:
+            os.set_inheritable(fd, False)
+        elif fd > 2:
+            with contextlib.suppress(OSError):  # the one that we listed with
+                os.close(fd)
 
 
 def join_control_group(procs: int) -> None:

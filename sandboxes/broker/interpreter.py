@@ -61,7 +61,7 @@ class Interpreter(Tool):
         self._frames = FrameReader(_MAX_REPORT_BASE + 8 * self._settings.output_bytes + MAX_TOTAL_BYTES)  # two texts
         null = os.open(os.devnull, os.O_RDONLY)
         pid = spawn(
-            (sys.executable, sys.argv[0], "worker", str(self._settings.output_bytes)),
+            (*self._settings.command("python3"), sys.argv[0], "worker", str(self._settings.output_bytes)),
             env={**_ENV, **self._settings.env},
             cwd=self.cwd,
             descriptors={0: null, 1: output, 2: output, CELL_CHANNEL: theirs.fileno(), CELL_SOURCE: self._source},

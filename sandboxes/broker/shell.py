@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Interactive, because only an interactive bash survives an interrupt: it drops the command and reads on. The switches remove
 # what is meant for a human at a terminal. Its own input is a pipe, so that nothing typed for a command reaches it. The command
 # comes in a file that bash can seek in; the pipe it reads bytewise.
-_ARGV = ("/bin/bash", "--norc", "--noprofile", "--noediting", "-i", "+H", "+o", "history")
+_OPTIONS = ("--norc", "--noprofile", "--noediting", "-i", "+H", "+o", "history")
 _SETUP = b"PS1= PS2= HISTFILE=\n"
 _RUN = (
     f"IFS= \\builtin read -r -d '' -u {SHELL_COMMAND} __command\n"
@@ -95,7 +95,7 @@ class Shell(Tool):
         self._command = os.memfd_create("command")
         null = os.open(os.devnull, os.O_RDWR)
         pid = spawn(
-            _ARGV,
+            (*self._settings.command("bash"), *_OPTIONS),
             env={**ENV, **self._settings.env},
             cwd=self.cwd,
             descriptors={

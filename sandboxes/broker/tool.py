@@ -82,7 +82,7 @@ class Settings:
         """How to start bash or python3: what the agent gets by that name, else the host's."""
         for directory in self.env.get("PATH", "").split(":"):
             path = f"{directory}/{name}"
-            if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113 - pathlib is slow to import
+            if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113 - no pathlib here
                 return [path]
         return list(self._programs.get(name, [f"/usr/bin/{name}"]))
 
