@@ -74,10 +74,11 @@ async def send_and_read_all(port: int, data: bytes) -> bytes:
         writer.write_eof()
 
     sending = asyncio.create_task(send())
-    received = await reader.read()
-    await sending
-    await end(writer)
-    return received
+    try:
+        return await reader.read()
+    finally:
+        await asyncio.gather(sending, return_exceptions=True)
+        await end(writer)
 
 
 async def test_connections_reach_the_host_and_end_with_what_serves_them(session: BrokerSession) -> None:
