@@ -8,7 +8,8 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from uuid import uuid4
 
@@ -32,10 +33,10 @@ from sandboxes.protocol import Backend
 from sandboxes.services import FIRST_RETRY, LONGEST_RETRY, note_start, note_stop_failed, note_stopped
 from tests.integration.domain import Domain
 from tests.integration.sandbox_leftovers import leftovers, marked_spec
-from tests.integration.test_core_races import domain
+from tests.integration.test_core_races import beside, domain, until
 from tests.integration.test_sandbox_cancel import NODE, Worker, backend
 
-__all__ = ["backend", "domain"]
+__all__ = ["backend", "beside", "domain"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -171,22 +172,22 @@ class TestOneThatDoesNotEnd:
         assert gauges()[metrics.SANDBOXES] == {}
         assert asyncio.run(leftovers(stubborn, marker)) == {}
 
-    def test_holds_up_no_other(self, stubborn: Backend) -> None:
+    def test_holds_up_no_other(self, backend: Backend, beside: Callable[..., Future[None]]) -> None:
         marker = secrets.token_hex(8)
-        names = [row(backend=stubborn.name) for _ in range(4)]
+        names = [row(backend=backend.name) for _ in range(4)]
 
         async def start_all() -> list[int]:
-            return [(await stubborn.start(name, marked_spec(marker))).pid for name in names]
+            return [(await backend.start(name, marked_spec(marker))).pid for name in names]
 
         first, *_ = asyncio.run(start_all())
         with held_alive(first):
-            sweep(stubborn)
-            left = Sandbox.objects.get(stopped_at=None)
-            assert left.name == names[0]
-            gave_up_at = left.stop_retry_at - FIRST_RETRY
-            others = Sandbox.objects.exclude(name=left.name).values_list("stopped_at", flat=True)
-            assert all(at < gave_up_at for at in others)
-        asyncio.run(stubborn.stop(names[0]))
+            swept = beside(sweep, type(backend)(backend.state_dir, stop_timeout=60))
+            until(lambda: Sandbox.objects.filter(stopped_at__isnull=False).count() == 3)
+            assert not swept.done()
+            assert Sandbox.objects.get(stopped_at=None).name == names[0]
+        swept.result(60)
+        assert not Sandbox.objects.filter(stopped_at=None).exists()
+        assert asyncio.run(leftovers(backend, marker)) == {}
 
     def test_is_given_up_for_now_when_the_backend_itself_hangs(self, backend: Backend) -> None:
         name = row(backend=backend.name)
