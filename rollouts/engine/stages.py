@@ -27,7 +27,8 @@ from rollouts.engine.scores import check_score
 from rollouts.environments.base import Environment, EvalContext, InitContext, RestoresSandbox, RunContext, Score
 from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.errors import ContextOverflow, ModelError
-from sandboxes.errors import LimitExceeded, SandboxError, SandboxFileError
+from sandboxes.errors import LimitExceeded, SandboxError, SandboxFileError, SandboxLost
+from sandboxes.protocol import Session
 
 _PASSED_ON = (ModelError, SandboxError, StoreFailed, AttemptSuperseded, EnvironmentFailed, EvaluationFailed)
 
@@ -84,15 +85,26 @@ def _run_with_budget(env: Environment) -> Callable[[RunContext], Awaitable[Termi
     async def run(ctx: RunContext) -> Termination:
         if ctx.sandbox is None:
             return await env.run(ctx)
-        await ctx.sandbox.set_env(ctx.budget.variables())
-        # Without its sandbox a rollout has ended, also while it waits for a model that would go on generating for it.
-        async with asyncio.TaskGroup() as group:
-            loss = group.create_task(ctx.sandbox.until_lost())
-            termination = await env.run(ctx)
-            loss.cancel()
-        return termination
+        try:
+            await ctx.sandbox.set_env(ctx.budget.variables())
+        except LimitExceeded as exc:
+            raise SandboxLost(f"the sandbox was ended before the agent began: {exc}") from exc
+        return await _while_there(ctx.sandbox, env.run(ctx))
 
     return run
+
+
+async def _while_there(sandbox: Session, run: Awaitable[Result]) -> Result:
+    """Without its sandbox a rollout has ended, also while it waits for a model that would go on generating for it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            loss = group.create_task(sandbox.until_lost())
+            result = await run
+            loss.cancel()
+        return result
+    except ExceptionGroup as exc:
+        failure = first_leaf(exc)
+    raise failure  # not within `except`: its context would be the group that it is part of, a circle
 
 
 async def _within(

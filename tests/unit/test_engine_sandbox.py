@@ -16,14 +16,14 @@ from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.engine.stages import run_stage
 from rollouts.engine.tools import BashTool
 from rollouts.environments.base import EnvironmentConfig, EvalContext, InitContext, RunContext, Score, TaskPayload
-from rollouts.lifecycle import Termination
+from rollouts.lifecycle import Cause, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
-from sandboxes.backends.bubblewrap import BubblewrapBackend
-from sandboxes.errors import SandboxLost
-from sandboxes.protocol import SandboxSpec
+from sandboxes.errors import LimitExceeded, SandboxLost
+from sandboxes.protocol import Backend, Limits, SandboxSpec
+from sandboxes.registry import get_backend
 
 
 class Shell:
@@ -70,11 +70,14 @@ class Stage:
 
     name = "rollout"
 
-    def __init__(self, backend: BubblewrapBackend, server: ScriptedServer, client: ModelClient) -> None:
+    def __init__(self, backend: Backend, server: ScriptedServer, client: ModelClient) -> None:
         self.backend, self.server, self._client = backend, server, client
         self.recording = Recording()
 
     async def play(self, prompt: str) -> RunOutcome:
+        """Start a sandbox unless there is one, and carry out RUN in it."""
+        if self.name not in await self.backend.list():
+            await self.backend.start(self.name, SandboxSpec())
         session = await self.backend.connect(self.name)
         try:
             address = ServerAddress(self.server.url, self.server.model, "policy", 0, 8192)
@@ -87,8 +90,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    backend, client = BubblewrapBackend(tmp_path), ModelClient()
-    await backend.start(Stage.name, SandboxSpec())
+    backend, client = get_backend("bubblewrap", tmp_path), ModelClient()
     async with ScriptedServer() as server:
         yield Stage(backend, server, client)
         await client.close()
@@ -132,3 +134,23 @@ async def test_losing_the_sandbox_ends_a_tool_call_at_once(stage: Stage) -> None
 
     [turn] = stage.recording.turns
     assert turn.model_call is not None
+
+
+async def test_a_sandbox_ended_for_its_limit_ends_the_rollout_as_the_policys_doing(stage: Stage) -> None:
+    await stage.backend.start(stage.name, SandboxSpec(limits=Limits(wall_seconds=2)))
+    outcome = await stage.play("[[delay:60]]")
+
+    assert outcome.termination.cause is Cause.SANDBOX_LIMIT
+    assert outcome.termination.detail.startswith("wall_seconds: ")
+    assert outcome.sandbox_ended
+    await until(lambda: stage.server.aborted == 1)
+
+
+async def test_a_sandbox_ended_before_the_agent_began_is_not_its_doing(stage: Stage) -> None:
+    await stage.backend.start(stage.name, SandboxSpec(limits=Limits(wall_seconds=0.2)))
+    session = await stage.backend.connect(stage.name)
+    with pytest.raises(LimitExceeded):
+        await session.until_lost()
+    await session.close()
+    with pytest.raises(SandboxLost, match="before the agent began"):
+        await stage.play("[[reply:never asked]]")

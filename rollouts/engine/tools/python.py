@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from rollouts.engine.tools.base import ToolArguments, ToolResult
-from sandboxes.protocol import Picture, PythonResult, Session
-
-# What people can be shown of it later; anything else that a cell calls a picture is left out.
-_PICTURE_TYPES = frozenset({"image/png", "image/jpeg", "image/svg+xml"})
+from sandboxes.protocol import PythonResult, Session
 
 
 class PythonArguments(ToolArguments):
@@ -47,22 +43,21 @@ class PythonTool:
             return ToolResult("", note="the next code runs in a new interpreter")
         result = await self._session.python(arguments.code, timeout=timeout)
         parts = [part.rstrip("\n") for part in (result.output, result.value, result.error) if part]
-        pictures = tuple(picture for picture in result.pictures if picture.mime in _PICTURE_TYPES)
         return ToolResult(
             "\n".join(parts),
             timed_out=result.timed_out,
             truncated_bytes=result.truncated_bytes,
-            note="; ".join(_notes(result, pictures)),
+            note="; ".join(_notes(result)),
             limit_exceeded=result.limit_exceeded,
-            pictures=pictures,
+            pictures=result.pictures,
         )
 
 
-def _notes(result: PythonResult, pictures: Sequence[Picture]) -> list[str]:
+def _notes(result: PythonResult) -> list[str]:
     notes = []
     if result.restarted:
         notes.append("the interpreter ended; the next code runs in a new one, without what was defined")
-    if pictures:
-        kinds = ", ".join(f"{n} {mime}" for mime, n in Counter(picture.mime for picture in pictures).items())
+    if result.pictures:
+        kinds = ", ".join(f"{n} {mime}" for mime, n in Counter(picture.mime for picture in result.pictures).items())
         notes.append(f"pictures displayed, kept but not shown here: {kinds}")
     return notes
