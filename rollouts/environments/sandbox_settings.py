@@ -26,10 +26,11 @@ class NetworkSettings(_Settings):
     """What the sandbox can reach, see `sandboxes.protocol.NetworkMode`."""
 
     mode: NetworkMode = Field(
-        NetworkMode.NONE, description="none, allow_list, or full, which nodes refuse unless PRORL_SANDBOX_FULL_NETWORK is set."
+        default=NetworkMode.NONE,
+        description="none, allow_list, or full, which needs PRORL_SANDBOX_FULL_NETWORK on the node.",
     )
     allow: tuple[Annotated[str, AfterValidator(_allow_entry)], ...] = Field(
-        (),
+        default=(),
         max_length=100,
         description="For allow_list: 'pypi.org' and '*.example.org' mean ports 80 and 443, 'example.org:8443' that one.",
     )
@@ -46,28 +47,28 @@ class NetworkSettings(_Settings):
 class LimitSettings(_Settings):
     """Bounds on what runs inside, see `sandboxes.protocol.Limits`."""
 
-    memory_mb: int = Field(_DEFAULTS.memory_mb, ge=64, le=4_194_304, description="Of all processes together.")
-    processes: int = Field(_DEFAULTS.processes, ge=8, le=100_000)
-    disk_mb: int = Field(_DEFAULTS.disk_mb, ge=1, le=4_194_304, description="Of each writable place.")
-    flood_mb: int = Field(_DEFAULTS.flood_mb, ge=1, le=1_048_576, description="Printed by one command.")
-    wall_seconds: float | None = Field(_DEFAULTS.wall_seconds, gt=0, le=604_800, description="Of the whole sandbox.")
-    file_size_mb: int = Field(_DEFAULTS.file_size_mb, ge=1, le=4_194_304)
-    open_files: int = Field(_DEFAULTS.open_files, ge=64, le=1_048_576, description="Of each process.")
-    cpus: float | None = Field(_DEFAULTS.cpus, gt=0, le=4096, description="Null: all of the node.")
+    memory_mb: int = Field(default=_DEFAULTS.memory_mb, ge=64, le=4_194_304, description="Of all processes together.")
+    processes: int = Field(default=_DEFAULTS.processes, ge=8, le=100_000)
+    disk_mb: int = Field(default=_DEFAULTS.disk_mb, ge=1, le=4_194_304, description="Of each writable place.")
+    flood_mb: int = Field(default=_DEFAULTS.flood_mb, ge=1, le=1_048_576, description="Printed by one command.")
+    wall_seconds: float | None = Field(default=_DEFAULTS.wall_seconds, gt=0, le=604_800, description="Of the whole sandbox.")
+    file_size_mb: int = Field(default=_DEFAULTS.file_size_mb, ge=1, le=4_194_304)
+    open_files: int = Field(default=_DEFAULTS.open_files, ge=64, le=1_048_576, description="Of each process.")
+    cpus: float | None = Field(default=_DEFAULTS.cpus, gt=0, le=4096, description="Null: all of the node.")
     output_bytes: int = Field(
-        _DEFAULTS.output_bytes, ge=1024, le=16_777_216, description="Kept of one command; the middle is cut."
+        default=_DEFAULTS.output_bytes, ge=1024, le=16_777_216, description="Kept of one command; the middle is cut."
     )
 
 
 class SandboxSettings(_Settings):
     """For a field `sandbox: SandboxSettings = SandboxSettings()` of a configuration."""
 
-    image: str = Field("", max_length=200, description="A registered image; empty: the node's own system, read-only.")
+    image: str = Field(default="", max_length=200, description="A registered image; empty: the node's own system, read-only.")
     changes: Changes = Field(
-        Changes.MEMORY,
+        default=Changes.MEMORY,
         description="Where changes to the image go: memory, disk, or refused. They end with the sandbox.",
     )
-    fakeroot: bool = Field(False, description="The agent is root inside, and an unprivileged user of the node.")
+    fakeroot: bool = Field(default=False, description="The agent is root inside, and an unprivileged user of the node.")
     network: NetworkSettings = NetworkSettings()
     limits: LimitSettings = LimitSettings()
 

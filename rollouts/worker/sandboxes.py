@@ -98,5 +98,5 @@ class Sandboxes:
 
 
 def _log_refusal(refusal: Refusal) -> None:
-    if refusal.count <= 20 or refusal.count.bit_count() == 1:  # what runs inside may try it for ever
+    if refusal.number <= 20 or refusal.number.bit_count() == 1:  # what runs inside may try it for ever
         logger.info("sandbox was refused a destination", **refusal._asdict())

@@ -20,11 +20,11 @@ _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 class Refusal(NamedTuple):
-    """What a sandbox was refused. `count` says how many refusals there were so far."""
+    """What a sandbox was refused. `number` counts the refusals of a session from 1 on."""
 
     destination: str  # host:port
     reason: str
-    count: int
+    number: int
 
 
 class AllowListProxy:
