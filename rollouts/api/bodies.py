@@ -69,6 +69,18 @@ class Drain(Body):
     seconds: float | None = Field(None, description="What it holds may finish in this time; null: PRORL_DRAIN_SECONDS.")
 
 
+class NewImage(Body):
+    name: str = Field(min_length=1, max_length=100)
+    kind: str = Field(max_length=20, description="docker_archive, oci, sif, definition, tarball, debian or python.")
+    source: Object = Field(default_factory=dict, description="The settings of the kind, see the guide to images.")
+    format: Literal["directory", "sif"] = "directory"
+    description: str = Field("", max_length=300)
+
+
+class ImageBuildRequest(Body):
+    force: bool = Field(False, description="Also when nothing has changed since it was built.")
+
+
 class NewRun(Body):
     name: str = Field(min_length=1, max_length=120)
     policy: PolicyName

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,10 +16,11 @@ from rollouts.environments import registry
 from rollouts.environments.base import EnvironmentConfig
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.models import Environment, Rollout, Task
+from sandboxes.images.errors import ImageBusy, ImageRefused
 from sandboxes.images.services.prune import Pruned, prune_images
 from sandboxes.images.services.use import image_store, why_unusable
 
-from .errors import FieldError, Refused
+from .errors import Conflict, FieldError, Refused
 
 _GIB = 1 << 30
 
@@ -29,6 +31,18 @@ class TaskNeed(NamedTuple):
     pointer: str
     environment: Environment
     payload: Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def refused_as() -> Iterator[None]:
+    """What the services of images refuse, in the words of the services here."""
+    try:
+        yield
+    except ImageRefused as refused:
+        errors = [FieldError(problem.pointer, problem.detail) for problem in refused.problems]
+        raise Refused("The image does not make sense.", errors) from refused
+    except ImageBusy as error:
+        raise Conflict(str(error)) from error
 
 
 def check_config_images(config: EnvironmentConfig) -> None:

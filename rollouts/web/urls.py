@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from .views import downloads, home, nodes, queue, rollout, rollouts, runs, webhooks
+from .views import downloads, home, images, nodes, queue, rollout, rollouts, runs, webhooks
 
 urlpatterns = [
     path("", home.overview, name="home"),
@@ -45,6 +45,12 @@ urlpatterns = [
     path("nodes/live/", nodes.live, name="nodes-live"),
     path("nodes/<str:name>/drain/", nodes.drain, name="node-drain"),
     path("nodes/<str:name>/resume/", nodes.resume, name="node-resume"),
+    path("images/", images.listing, name="images"),
+    path("images-live/", images.listing_live, name="images-live"),
+    path("images/<str:name>/", images.detail, name="image"),
+    path("images/<str:name>/live/", images.live, name="image-live"),
+    path("images/<str:name>/build/", images.build, name="image-build"),
+    path("images/<str:name>/cancel/", images.cancel, name="image-cancel"),
     path("webhooks/", webhooks.listing, name="webhooks"),
     path("webhooks/<uuid:endpoint_id>/", webhooks.detail, name="webhook"),
     path("webhooks/<uuid:endpoint_id>/replay/", webhooks.replay_failed, name="webhook-replay-failed"),

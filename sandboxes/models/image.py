@@ -114,3 +114,7 @@ class ImageBuild(models.Model):
 
     def __str__(self) -> str:
         return f"{self.image.name} #{self.number}"
+
+    @property
+    def percent(self) -> int:
+        return int(100 * self.progress)

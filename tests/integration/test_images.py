@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,13 @@ from django.utils import timezone
 
 from rollouts.services.images import prune
 from sandboxes.errors import ImageUnavailable
-from sandboxes.images.digest import read_contents
 from sandboxes.images.errors import ImageBusy, ImageRefused
 from sandboxes.images.services.builds import (
     TRIES,
     Answer,
-    BuildClaim,
-    Report,
     cancel_build,
     claim_build,
     end_cancelled_build,
-    fail_build,
-    finish_build,
     give_back_build,
     note_news,
     report_build,
@@ -37,15 +31,24 @@ from sandboxes.images.services.builds import (
 from sandboxes.images.services.prune import sweep
 from sandboxes.images.services.registry import register_image, remove_image
 from sandboxes.images.services.use import image_store, resolve_image, why_unusable
-from sandboxes.images.states import Format
-from sandboxes.images.store import Entry, Store
+from sandboxes.images.store import Store
 from sandboxes.models import Image, ImageBuild, Sandbox
 from sandboxes.protocol import HOST, RootKind
+from tests.integration.image_case import (
+    DAY,
+    REPORT,
+    an_entry,
+    an_image,
+    claimed,
+    fail,
+    finish,
+    newest_build,
+    state_of,
+    stored_image,
+)
 from tests.unit.image_archives import Tar
 
 pytestmark = pytest.mark.django_db
-REPORT = Report(0.5, "unpacking", "a log", 5)
-DAY = timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
@@ -57,30 +60,6 @@ def store(tmp_path: Path, settings: Any) -> Store:
 def archive(path: Path, content: bytes = b"hello") -> Path:
     path.write_bytes(Tar().directory("etc").add("etc/motd", content).data())
     return path
-
-
-def tarball_image(name: str = "busy", path: str = "/nowhere.tar") -> Image:
-    return register_image(name=name, kind="tarball", source={"path": path})
-
-
-def claimed(image: Image) -> BuildClaim:
-    request_build(image=image)
-    claim = claim_build(node="n1")
-    assert claim is not None
-    return claim
-
-
-def state_of(image: Image) -> str:
-    image.refresh_from_db()
-    return image.state
-
-
-def newest(image: Image) -> ImageBuild:
-    return ImageBuild.objects.filter(image=image).latest("number")
-
-
-def entry(digest: str = "a") -> Entry:
-    return Entry(f"sha256-{digest * 64}", Format.DIRECTORY, 5, Path("/x"), {"PATH": "/opt/bin"}, {})
 
 
 class TestRegistering:
@@ -109,12 +88,12 @@ class TestRegistering:
         assert not Image.objects.exists()
 
     def test_refuses_a_taken_name(self):
-        tarball_image()
+        an_image()
         with pytest.raises(ImageBusy, match="busy already"):
-            tarball_image()
+            an_image()
 
     def test_an_image_that_others_build_upon_is_not_removed(self):
-        base = tarball_image("base")
+        base = an_image("base")
         above = register_image(name="six", kind="python", source={"package": "six", "version": "1", "base": "base"})
         with pytest.raises(ImageBusy, match="six build upon base"):
             remove_image(image=base)
@@ -123,7 +102,7 @@ class TestRegistering:
         assert not Image.objects.exists()
 
     def test_an_image_that_is_being_built_is_not_removed(self):
-        image = tarball_image()
+        image = an_image()
         request_build(image=image)
         with pytest.raises(ImageBusy, match="is being built"):
             remove_image(image=image)
@@ -131,7 +110,7 @@ class TestRegistering:
 
 class TestTheLifeOfABuild:
     def test_one_that_succeeds(self):
-        image = tarball_image()
+        image = an_image()
         build = request_build(image=image, by="ann")
         assert (build.state, state_of(image)) == ("queued", "pending")
         claim = claim_build(node="n1")
@@ -139,129 +118,134 @@ class TestTheLifeOfABuild:
         assert state_of(image) == "building"
         assert report_build(claim=claim, report=REPORT) is Answer.GO_ON
         build.refresh_from_db()
-        assert (build.state, build.progress, build.step, build.log_tail) == ("running", 0.5, "unpacking", "a log")
-        assert finish_build(claim=claim, entry=entry(), key="k", report=REPORT)
+        assert (build.state, build.progress, build.step, build.log_tail) == ("running", 0.5, "unpacking", REPORT.log_tail)
+        assert finish(claim)
         build.refresh_from_db()
-        assert (build.state, build.owner, build.lease_expires_at, build.digest) == ("succeeded", None, None, entry().digest)
+        assert (build.state, build.owner, build.lease_expires_at, build.digest) == ("succeeded", None, None, an_entry().digest)
         assert state_of(image) == "ready"
-        assert (image.digest, image.size, image.env, image.built_as) == (entry().digest, 5, {"PATH": "/opt/bin"}, "directory")
+        assert (image.digest, image.size, image.env, image.built_as) == (
+            an_entry().digest,
+            5 << 20,
+            {"PATH": "/opt/bin"},
+            "directory",
+        )
 
     def test_asking_again_gives_the_one_that_is_not_finished(self):
-        image = tarball_image()
+        image = an_image()
         assert request_build(image=image) == request_build(image=image, force=True)
         claim_build(node="n1")
         assert request_build(image=image).number == 1
         assert ImageBuild.objects.count() == 1
 
     def test_of_one_image_only_one_is_taken_and_of_several_each(self):
-        first, second = tarball_image("first"), tarball_image("second")
+        first, second = an_image("first"), an_image("second")
         for image in (first, second):
             request_build(image=image)
         claims = [claim_build(node="n1"), claim_build(node="n2"), claim_build(node="n3")]
         assert [claim and claim.image for claim in claims] == ["first", "second", None]
 
     def test_a_failure_that_may_pass_is_tried_again_a_few_times(self):
-        image = tarball_image()
+        image = an_image()
         request_build(image=image)
         for number in range(1, TRIES + 1):
             ImageBuild.objects.update(not_before=None)
             claim = claim_build(node="n1")
             assert claim is not None
-            assert fail_build(claim=claim, error="mirror away", retryable=True, report=REPORT)
-            build = newest(image)
+            assert fail(claim, "mirror away", retryable=True)
+            build = newest_build(image)
             assert build.tries == number
         assert (build.state, build.error, state_of(image)) == ("failed", "mirror away", "failed")
 
     def test_the_next_try_comes_after_a_pause(self):
-        image = tarball_image()
-        fail_build(claim=claimed(image), error="mirror away", retryable=True, report=REPORT)
-        assert (newest(image).state, state_of(image)) == ("queued", "pending")
-        assert newest(image).not_before > timezone.now()
+        image = an_image()
+        fail(claimed(image), "mirror away", retryable=True)
+        assert (newest_build(image).state, state_of(image)) == ("queued", "pending")
+        assert newest_build(image).not_before > timezone.now()
         assert claim_build(node="n1") is None
 
     def test_a_failure_that_stays_is_final(self):
-        image = tarball_image()
-        fail_build(claim=claimed(image), error="hostile", retryable=False, report=REPORT)
-        assert (newest(image).state, newest(image).tries, state_of(image)) == ("failed", 1, "failed")
+        image = an_image()
+        fail(claimed(image), "hostile")
+        assert (newest_build(image).state, newest_build(image).tries, state_of(image)) == ("failed", 1, "failed")
         request_build(image=image)
-        assert (newest(image).number, state_of(image)) == (2, "pending")
+        assert (newest_build(image).number, state_of(image)) == (2, "pending")
 
     def test_an_image_that_is_ready_stays_so_while_it_is_built_anew_and_when_that_fails(self):
-        image = tarball_image()
-        finish_build(claim=claimed(image), entry=entry(), key="k", report=REPORT)
+        image = an_image()
+        finish(claimed(image))
         claim = claimed(image)
         assert state_of(image) == "ready"
-        fail_build(claim=claim, error="hostile", retryable=False, report=REPORT)
-        assert (state_of(image), image.digest) == ("ready", entry().digest)
-        finish_build(claim=claimed(image), entry=entry("b"), key="k", report=REPORT)
-        assert (state_of(image), image.digest) == ("ready", entry("b").digest)
+        fail(claim, "hostile")
+        assert (state_of(image), image.digest) == ("ready", an_entry().digest)
+        finish(claimed(image), an_entry("b"))
+        assert (state_of(image), image.digest) == ("ready", an_entry("b").digest)
 
     def test_a_build_that_waits_is_cancelled_at_once(self):
-        image = tarball_image()
+        image = an_image()
         build = request_build(image=image)
         assert cancel_build(build=build)
         assert not cancel_build(build=build)
-        assert newest(image).state == "cancelled"
+        assert newest_build(image).state == "cancelled"
         assert claim_build(node="n1") is None
 
     def test_a_build_that_runs_is_cancelled_by_its_worker(self):
-        image = tarball_image()
+        image = an_image()
         claim = claimed(image)
-        assert cancel_build(build=newest(image))
+        assert cancel_build(build=newest_build(image))
         assert report_build(claim=claim, report=REPORT) is Answer.CANCEL
         assert end_cancelled_build(claim=claim, report=REPORT)
-        assert (newest(image).state, state_of(image)) == ("cancelled", "pending")
+        assert (newest_build(image).state, state_of(image)) == ("cancelled", "pending")
 
     def test_a_worker_that_stops_gives_it_back_and_no_try_is_counted(self):
-        image = tarball_image()
+        image = an_image()
         assert give_back_build(claim=claimed(image), report=REPORT)
-        assert (newest(image).state, newest(image).tries, state_of(image)) == ("queued", 0, "pending")
+        assert (newest_build(image).state, newest_build(image).tries, state_of(image)) == ("queued", 0, "pending")
         assert claim_build(node="n2") is not None
 
     def test_a_lost_worker_loses_it(self):
-        image = tarball_image()
+        image = an_image()
         lost = claimed(image)
         ImageBuild.objects.update(lease_expires_at=timezone.now() - DAY)
         assert take_back_lost_builds() == 1
         assert take_back_lost_builds() == 0
-        assert "n1 fell silent" in newest(image).error
+        assert "n1 fell silent" in newest_build(image).error
         ImageBuild.objects.update(not_before=None)
         claim = claim_build(node="n2")
         assert claim is not None
         assert claim.name != lost.name
         assert report_build(claim=lost, report=REPORT) is Answer.LOST
-        assert not finish_build(claim=lost, entry=entry("b"), key="k", report=REPORT)
-        assert not fail_build(claim=lost, error="late", retryable=False, report=REPORT)
+        assert not finish(lost, an_entry("b"))
+        assert not fail(lost, "late")
         assert not give_back_build(claim=lost, report=REPORT)
-        assert (newest(image).state, newest(image).tries, state_of(image)) == ("running", 2, "building")
+        assert (newest_build(image).state, newest_build(image).tries, state_of(image)) == ("running", 2, "building")
         assert running_names() == {claim.name} == running_names("n2")
         assert running_names("n1") == set()
 
     def test_a_lost_worker_whose_build_was_to_be_cancelled_has_it_cancelled(self):
-        image = tarball_image()
+        image = an_image()
         claimed(image)
-        cancel_build(build=newest(image))
+        cancel_build(build=newest_build(image))
         ImageBuild.objects.update(lease_expires_at=timezone.now() - DAY)
         assert take_back_lost_builds() == 1
-        assert (newest(image).state, state_of(image)) == ("cancelled", "pending")
+        assert (newest_build(image).state, state_of(image)) == ("cancelled", "pending")
 
     def test_a_base_is_built_first(self):
-        base = tarball_image("base")
+        base = an_image("base")
         six = register_image(name="six", kind="python", source={"package": "six", "version": "1", "base": "base"})
         build = request_build(image=six)
         claims = [claim_build(node="n1"), claim_build(node="n1")]
         assert [claim and claim.image for claim in claims] == ["base", None]
-        assert newest(six).step == "waits for base"
+        assert newest_build(six).step == "waits for base"
         assert claims[0] is not None
-        finish_build(claim=claims[0], entry=entry(), key="k", report=REPORT)
+        finish(claims[0])
         ImageBuild.objects.filter(pk=build.pk).update(not_before=None)
         claim = claim_build(node="n1")
         assert claim is not None
-        assert (claim.image, claim.base, claim.base_digest) == ("six", "base", entry().digest)
+        assert (claim.image, claim.base, claim.base_digest) == ("six", "base", an_entry().digest)
         assert base.builds.count() == 1
 
     def test_workers_are_told_of_a_build_once(self):
-        image = tarball_image()
+        image = an_image()
         assert note_news() == 0
         request_build(image=image)
         assert (note_news(), note_news()) == (1, 0)
@@ -278,7 +262,7 @@ def run_here(image: Image, *options: str) -> None:
 @pytest.mark.django_db(transaction=True)
 class TestBuildingHere:
     def test_makes_the_image_and_prints_the_log(self, tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]):
-        image = tarball_image(path=str(archive(tmp_path / "root.tar")))
+        image = an_image(path=str(archive(tmp_path / "root.tar")))
         run_here(image)
         assert state_of(image) == "ready"
         usable = resolve_image("busy")
@@ -292,44 +276,44 @@ class TestBuildingHere:
         assert store.leftovers() == []
 
     def test_makes_nothing_anew_when_nothing_has_changed(self, tmp_path: Path):
-        image = tarball_image(path=str(archive(tmp_path / "root.tar")))
+        image = an_image(path=str(archive(tmp_path / "root.tar")))
         for _ in range(2):
             run_here(image)
-        assert "nothing has changed" in newest(image).log_tail
+        assert "nothing has changed" in newest_build(image).log_tail
         run_here(image, "--force")
-        assert "nothing has changed" not in newest(image).log_tail
+        assert "nothing has changed" not in newest_build(image).log_tail
         archive(tmp_path / "root.tar", b"other")
         before = image.digest
         run_here(image)
         assert (state_of(image), image.digest == before) == ("ready", False)
 
     def test_a_failure_is_said_with_exit_code_1(self, capsys: pytest.CaptureFixture[str]):
-        image = tarball_image()
+        image = an_image()
         with pytest.raises(SystemExit) as exited:
             run_here(image)
         assert exited.value.code == 1
-        assert "/nowhere.tar cannot be read" in capsys.readouterr().out
-        assert (newest(image).state, newest(image).tries, state_of(image)) == ("failed", 1, "failed")
-        assert "/nowhere.tar cannot be read" in newest(image).error
+        assert "/srv/busy.tar cannot be read" in capsys.readouterr().out
+        assert (newest_build(image).state, newest_build(image).tries, state_of(image)) == ("failed", 1, "failed")
+        assert "/srv/busy.tar cannot be read" in newest_build(image).error
 
     def test_settings_that_an_older_version_had_accepted_fail_with_the_reason(self, tmp_path: Path):
-        image = tarball_image(path=str(archive(tmp_path / "root.tar")))
+        image = an_image(path=str(archive(tmp_path / "root.tar")))
         Image.objects.update(source={"path": 5})
         with pytest.raises(SystemExit):
             run_here(image)
-        assert "valid string" in newest(image).error
+        assert "valid string" in newest_build(image).error
 
     def test_asking_only(self, capsys: pytest.CaptureFixture[str]):
-        image = tarball_image()
+        image = an_image()
         call_command("images", "build", "busy", "--no-wait")
         assert "busy #1 is queued" in capsys.readouterr().out
         call_command("images", "cancel", "busy")
-        assert newest(image).state == "cancelled"
+        assert newest_build(image).state == "cancelled"
         with pytest.raises(CommandError, match="is not being built"):
             call_command("images", "cancel", "busy")
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
-        tarball_image()
+        an_image()
         with pytest.raises(CommandError, match=r"no image 'bsy'\. Known: busy"):
             call_command("images", "build", "bsy")
 
@@ -350,43 +334,22 @@ class TestTheCommand:
         assert not Image.objects.exists()
 
 
-def ready_image(tmp_path: Path, store: Store, name: str = "busy", content: bytes = b"hello") -> Image:
-    """In the store and in the database, built two days ago."""
-    root = tmp_path / name
-    (root / "etc").mkdir(parents=True)
-    (root / "etc/motd").write_bytes(content)
-    with store.workspace("x") as workspace:
-        moved = root.rename(workspace / "rootfs")
-        made = store.add(moved, Format.DIRECTORY, read_contents(moved, Format.DIRECTORY), env={}, labels={})
-    image = tarball_image(name)
-    finish_build(claim=claimed(image), entry=made, key=name, report=REPORT)
-    make_old(store, made.digest)
-    image.refresh_from_db()
-    return image
-
-
-def make_old(store: Store, digest: str) -> None:
-    then = time.time() - 2 * 86_400
-    os.utime(store.folder / digest / "manifest.json", (then, then))
-    Image.objects.filter(digest=digest).update(built_at=timezone.now() - 2 * DAY)
-
-
 class TestUse:
     def test_no_image_is_the_host(self):
         assert resolve_image("").root == HOST
 
-    def test_what_cannot_be_used_is_said(self, tmp_path: Path, store: Store):
+    def test_what_cannot_be_used_is_said(self, store: Store):
         with pytest.raises(ImageUnavailable, match="no image 'gone'"):
             resolve_image("gone")
-        image = tarball_image("early")
+        image = an_image("early")
         with pytest.raises(ImageUnavailable, match="'early' is pending"):
             resolve_image("early")
-        finish_build(claim=claimed(image), entry=entry(), key="k", report=REPORT)
+        finish(claimed(image))
         with pytest.raises(ImageUnavailable, match="PRORL_IMAGE_DIR"):
             resolve_image("early")
 
-    def test_the_last_use_is_noted_at_most_once_a_minute(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
+    def test_the_last_use_is_noted_at_most_once_a_minute(self, store: Store):
+        image = stored_image(store)
         resolve_image("busy")
         image.refresh_from_db()
         first = image.last_used_at
@@ -399,10 +362,10 @@ class TestUse:
         image.refresh_from_db()
         assert image.last_used_at > first - DAY
 
-    def test_reasons_tell_what_to_do(self, tmp_path: Path, store: Store):
-        ready_image(tmp_path, store, "fine")
-        tarball_image("early")
-        fail_build(claim=claimed(tarball_image("broken")), error="x", retryable=False, report=REPORT)
+    def test_reasons_tell_what_to_do(self, store: Store):
+        stored_image(store, "fine")
+        an_image("early")
+        fail(claimed(an_image("broken")), "x")
         reasons = why_unusable(["fine", "early", "broken", "gone", ""])
         assert set(reasons) == {"early", "broken", "gone"}
         assert "Build it first" in reasons["early"]
@@ -411,12 +374,12 @@ class TestUse:
 
 
 class TestPruning:
-    def test_keeps_everything_unless_it_is_told_otherwise(self, tmp_path: Path, store: Store):
-        ready_image(tmp_path, store)
+    def test_keeps_everything_unless_it_is_told_otherwise(self, store: Store):
+        stored_image(store)
         assert prune(unused_for=None, most_bytes=None) == []
 
-    def test_removes_what_was_unused_for_too_long_and_its_row_can_be_built_again(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
+    def test_removes_what_was_unused_for_too_long_and_its_row_can_be_built_again(self, store: Store):
+        image = stored_image(store)
         assert [item.images for item in prune(unused_for=DAY, most_bytes=None, dry_run=True)] == [["busy"]]
         assert store.digests() == [image.digest]
         assert [item.images for item in prune(unused_for=DAY, most_bytes=None)] == [["busy"]]
@@ -424,15 +387,15 @@ class TestPruning:
         assert store.digests() == store.leftovers() == []
         assert request_build(image=image).number == 2
 
-    def test_removes_the_longest_unused_until_the_rest_fits(self, tmp_path: Path, store: Store):
-        images = [ready_image(tmp_path, store, f"i{n}", b"x" * (n + 1)) for n in range(3)]
+    def test_removes_the_longest_unused_until_the_rest_fits(self, store: Store):
+        images = [stored_image(store, f"i{n}", b"x" * (n + 1)) for n in range(3)]
         for age, image in zip((2, 5, 3), images, strict=True):
             Image.objects.filter(pk=image.pk).update(last_used_at=timezone.now() - age * DAY)
         assert [item.images for item in prune(unused_for=None, most_bytes=2)] == [["i1"], ["i2"]]
         assert [image.name for image in Image.objects.filter(state="ready")] == ["i0"]
 
-    def test_what_was_just_used_or_built_stays(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
+    def test_what_was_just_used_or_built_stays(self, store: Store):
+        image = stored_image(store)
         resolve_image("busy")
         assert prune(unused_for=timedelta(0), most_bytes=0) == []
         Image.objects.update(last_used_at=None)
@@ -440,46 +403,46 @@ class TestPruning:
         assert prune(unused_for=timedelta(0), most_bytes=0) == []
         assert state_of(image) == "ready"
 
-    def test_what_a_running_sandbox_stands_on_stays(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
+    def test_what_a_running_sandbox_stands_on_stays(self, store: Store):
+        image = stored_image(store)
         sandbox = Sandbox.objects.create(name="s", rollout_id=uuid4(), attempt=1, node="n1", backend="b", image=image.digest)
         assert prune(unused_for=DAY, most_bytes=0) == []
         Sandbox.objects.filter(pk=sandbox.pk).update(stopped_at=timezone.now())
         assert len(prune(unused_for=DAY, most_bytes=0)) == 1
 
-    def test_a_base_that_a_build_waits_for_and_a_warm_image_stay(self, tmp_path: Path, store: Store):
-        ready_image(tmp_path, store, "base", b"1")
-        ready_image(tmp_path, store, "warm", b"2")
+    def test_a_base_that_a_build_waits_for_and_a_warm_image_stay(self, store: Store):
+        stored_image(store, "base", b"1")
+        stored_image(store, "warm", b"2")
         Image.objects.filter(name="warm").update(warm_target=2)
         six = register_image(name="six", kind="python", source={"package": "six", "version": "1", "base": "base"})
         request_build(image=six)
         assert prune(unused_for=DAY, most_bytes=0) == []
 
-    def test_an_entry_that_no_image_has_goes(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
+    def test_an_entry_that_no_image_has_goes(self, store: Store):
+        image = stored_image(store)
         remove_image(image=image)
         assert [item.reason for item in prune(unused_for=None, most_bytes=None)] == ["no image has it"]
         assert store.digests() == []
 
-    def test_one_entry_of_two_images_goes_with_both_or_stays(self, tmp_path: Path, store: Store):
-        image = ready_image(tmp_path, store)
-        twin = tarball_image("twin")
+    def test_one_entry_of_two_images_goes_with_both_or_stays(self, store: Store):
+        image = stored_image(store)
+        twin = an_image("twin")
         made = store.find(image.digest)
         assert made is not None
-        finish_build(claim=claimed(twin), entry=made, key="k", report=REPORT)
+        finish(claimed(twin), made)
         assert prune(unused_for=DAY, most_bytes=None) == []  # the twin was built just now
         Image.objects.update(built_at=timezone.now() - 2 * DAY)
         assert [sorted(item.images) for item in prune(unused_for=DAY, most_bytes=None)] == [["busy", "twin"]]
         assert set(Image.objects.values_list("state", flat=True)) == {"pending"}
 
     def test_what_killed_builds_left_behind_goes_and_what_runs_stays(self, store: Store):
-        claim = claimed(tarball_image())
+        claim = claimed(an_image())
         with store.workspace(claim.name), store.workspace("build-0-killed"):
             assert sweep(store) == ["build-0-killed"]
             assert store.leftovers() == [claim.name]
 
     def test_by_command(self, tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]):
-        ready_image(tmp_path, store)
+        stored_image(store)
         call_command("images", "prune", "--unused-days", "1", "--dry-run")
         call_command("images", "prune", "--unused-days", "1")
         printed = capsys.readouterr().out

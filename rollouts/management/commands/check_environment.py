@@ -12,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connection
 
 from rollouts.environments.conformance import check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.models import Task
-from sandboxes.images.services.use import resolve_image
+from rollouts.services.errors import Refused
+from rollouts.services.registry import check_config
+from sandboxes.images.services.use import Usable, resolve_image
 from sandboxes.network import open_network
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.registry import get_backend
@@ -38,11 +40,14 @@ class Command(BaseCommand):
         tasks = self._tasks(options["name"], options["tasks"], options["limit"])
         try:
             config = json.loads(options["config"])
+            check_config(handler=options["name"], config=config)
             results = asyncio.run(check_environment(options["name"], config, tasks, open_sandbox=_sandbox))
         except json.JSONDecodeError as error:
             raise CommandError(f"--config is not JSON: {error}") from error
         except (UnknownEnvironment, BrokenEnvironment, ValidationFailed) as error:
             raise CommandError(str(error)) from error
+        except Refused as refused:
+            raise CommandError("; ".join(f"{error.pointer}: {error.detail}" for error in refused.errors)) from refused
         for result in results:
             mark = self.style.SUCCESS("ok    ") if result.passed else self.style.ERROR("FAILED")
             self.stdout.write(f"{mark} {result.task}: {result.check}" + (f" ({result.detail})" if result.detail else ""))
@@ -65,10 +70,18 @@ class Command(BaseCommand):
         return tasks
 
 
+def _resolve(image: str) -> Usable:
+    """In a thread, whose connection nobody else would close."""
+    try:
+        return resolve_image(image)
+    finally:
+        connection.close()
+
+
 @asynccontextmanager
 async def _sandbox(spec: SandboxSpec) -> AsyncIterator[Session]:
     """A sandbox for one check, in a directory of its own."""
-    image = await sync_to_async(resolve_image)(spec.image)
+    image = await asyncio.to_thread(_resolve, spec.image)
     with tempfile.TemporaryDirectory() as folder:
         backend = get_backend(settings.SANDBOX_BACKEND, Path(folder), settings.SANDBOX_OPTIONS)
         try:
