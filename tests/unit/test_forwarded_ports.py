@@ -8,45 +8,20 @@ import hashlib
 import socket
 import struct
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from sandboxes import channel
-from sandboxes.backends.bundle import build_bundle
 from sandboxes.broker.framing import MAX_STREAMS, STREAM_WINDOW, FrameReader, encode
 from sandboxes.errors import SandboxLost, SandboxProtocolError
 from sandboxes.network.relay import relay_to, relay_to_socket
 from sandboxes.session import BrokerSession
-from tests.unit.test_broker_process import start_broker
 
 SIZE = 8 * 1024 * 1024
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "broker.pyz"
-    path.write_bytes(build_bundle(sys.executable))
-    return path
-
-
-@pytest.fixture
-def broker(bundle: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = start_broker(bundle, tmp_path)
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
-async def session(broker: subprocess.Popen[bytes], tmp_path: Path) -> AsyncIterator[BrokerSession]:
-    session = await BrokerSession.open("test", channel.connect(tmp_path))
-    yield session
-    await session.close()
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
