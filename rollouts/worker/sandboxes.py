@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from uuid import UUID
 
 import structlog
@@ -62,7 +61,6 @@ class Sandboxes:
         await self._database.insist(note_ready, name=name, enforced=info.enforced)
 
     async def _started(self, name: str, spec: SandboxSpec, image: Usable) -> SandboxInfo:
-        spec = replace(spec, env={**image.env, **spec.env})
         if self._pool is not None:
             warm = await self._pool.take(name, spec, image.root, target=image.warm_target)
             if warm is not None:

@@ -8,7 +8,6 @@ import tempfile
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ async def _sandbox(spec: SandboxSpec) -> AsyncIterator[Session]:
     with tempfile.TemporaryDirectory() as folder:
         backend = get_backend(settings.SANDBOX_BACKEND, Path(folder), settings.SANDBOX_OPTIONS)
         try:
-            await backend.start("check-environment", replace(spec, env={**image.env, **spec.env}), image.root)
+            await backend.start("check-environment", spec, image.root)
             session = await backend.connect("check-environment")
             await open_network(session, spec.network, on_refusal=lambda _: None)
             yield session

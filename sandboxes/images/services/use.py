@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +21,9 @@ _NOTED_EVERY = timedelta(minutes=1)
 
 
 class Usable(NamedTuple):
-    """What a sandbox of an image is started from, with the variables that the image sets.
-
-    `warm_target` sandboxes of it are kept started on each node.
-    """
+    """What a sandbox of an image is started from; `warm_target` sandboxes of it are kept started on each node."""
 
     root: Root
-    env: Mapping[str, str]
     warm_target: int
 
 
@@ -39,7 +35,7 @@ def image_store() -> Store:
 def resolve_image(name: str) -> Usable:
     """The root file system that a `SandboxSpec.image` stands for on this node. Raises ImageUnavailable."""
     if not name:
-        return Usable(HOST, {}, settings.SANDBOX_WARM)
+        return Usable(HOST, settings.SANDBOX_WARM)
     image = Image.objects.filter(name=name).first()
     if image is None:
         raise ImageUnavailable(f"there is no image {name!r}")
@@ -54,7 +50,7 @@ def resolve_image(name: str) -> Usable:
         )
     unnoted = Q(last_used_at=None) | Q(last_used_at__lt=Now() - _NOTED_EVERY)
     Image.objects.filter(unnoted, pk=image.pk).update(last_used_at=Now())
-    return Usable(entry.root, image.env, image.warm_target)
+    return Usable(entry.root, image.warm_target)
 
 
 def why_unusable(names: Collection[str]) -> dict[str, str]:
