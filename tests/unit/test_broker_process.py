@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from sandboxes import channel
-from sandboxes.backends.bundle import build_bundle
 from sandboxes.errors import SandboxFileError, SandboxLost, SandboxProtocolError
 from sandboxes.session import BrokerSession
-
-LIMITS = {
-    "memory_mb": 4096,
-    "processes": 100_000,  # counted for the whole user where there is no namespace
-    "file_size_mb": 16,
-    "disk_mb": 0,
-    "flood_mb": 64,
-    "open_files": 1024,
-    "output_bytes": 1000,
-}
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "broker.pyz"
-    path.write_bytes(build_bundle(sys.executable))
-    return path
-
-
-def start_broker(bundle: Path, home: Path, dead_man: float = 60.0) -> subprocess.Popen[bytes]:
-    config = home / "config.json"
-    env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
-    config.write_text(json.dumps({"limits": LIMITS, "env": env, "dead_man_seconds": dead_man}))
-    with channel.listen(home) as listener, config.open("rb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(bundle), str(file.fileno()), "label"],
-            stdin=listener.fileno(),
-            pass_fds=[file.fileno()],
-            env=env,
-        )
-
-
-@pytest.fixture
-def broker(bundle: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = start_broker(bundle, tmp_path)
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
-async def session(broker: subprocess.Popen[bytes], tmp_path: Path) -> AsyncIterator[BrokerSession]:
-    session = await BrokerSession.open("test", channel.connect(tmp_path))
-    yield session
-    await session.close()
+from tests.unit.conftest import start_broker
 
 
 async def test_tools_keep_their_state_over_connections(session: BrokerSession, tmp_path: Path) -> None:
