@@ -42,6 +42,7 @@ __all__ = ["domain"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NODE = "test-node"
+USED = "/tmp/used"  # noqa: S108 - inside
 _MOST_AWAIT_POINTS = 500  # far more than there are: a coroutine that never ends by itself must not keep the test going
 
 Scenario = Callable[["Worker", Interruption], Awaitable[None]]
@@ -62,6 +63,14 @@ class Worker:
         await self.database.call(note_start, name=name, rollout_id=uuid4(), attempt=1, node=NODE, backend=self.backend.name)
         await self.backend.start(name, spec)
         return name
+
+    async def sweep(self) -> None:
+        """One pass of the janitor, and the end of all threads."""
+        # The janitor leaves young rows to their workers.
+        await self.database.call(lambda: Sandbox.objects.update(created_at=F("created_at") - timedelta(minutes=1)))
+        await self.janitor.sweep()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        self.database.close()
 
 
 @pytest.fixture(params=sorted(set(backend_names()) - {NoBackend.name}))
@@ -84,12 +93,8 @@ def at_every_await_point(backend: Backend, scenario: Scenario, marker: str) -> i
         worker = Worker(backend)
         try:
             await scenario(worker, interruption)
-            # The janitor leaves young rows to their workers.
-            await worker.database.call(lambda: Sandbox.objects.update(created_at=F("created_at") - timedelta(minutes=1)))
-            await worker.janitor.sweep()
         finally:
-            await asyncio.get_running_loop().shutdown_default_executor()
-            worker.database.close()
+            await worker.sweep()
 
     for point in range(1, _MOST_AWAIT_POINTS):
         interruption = Interruption(point)
@@ -143,7 +148,7 @@ class InSandbox(Arithmetic):
         return self.spec
 
     async def initialize(self, ctx: InitContext) -> None:
-        assert (await ctx.sandbox.bash("true", timeout=20)).exit_code == 0
+        assert (await ctx.sandbox.bash(f"touch {USED}", timeout=20)).exit_code == 0
 
 
 @pytest.fixture
@@ -164,21 +169,60 @@ def in_sandbox(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         cache.cache_clear()
 
 
-def test_all_of_init(domain: Domain, in_sandbox: str, backend: Backend) -> None:
-    def claim() -> Any:
-        return domain.claim(domain.submit()[0], Stage.INIT)
+async def carry_out_init(domain: Domain, worker: Worker, interruption: Interruption) -> None:
+    """For a fresh rollout, which goes back to the queue afterwards, as by its worker process or by the rescuer."""
+    claimed = await worker.database.call(lambda: domain.claim(domain.submit()[0], Stage.INIT))
+    tools = Tools(database=worker.database, writes=Writes(worker.database), models=ModelClient(), sandboxes=worker.sandboxes)
+    await interruption.run(CARRY_OUT[Stage.INIT](tools, claimed))
+    await tools.models.close()
+    guard = Guard([State.INITIALIZING, State.READY])
+    await worker.database.call(
+        hand_back, rollout_id=claimed.rollout_id, guard=guard, stage=Stage.INIT, reason="it was interrupted"
+    )
 
+
+def test_all_of_init(domain: Domain, in_sandbox: str, backend: Backend) -> None:
     async def initialize(worker: Worker, interruption: Interruption) -> None:
-        claimed = await worker.database.call(claim)
-        tools = Tools(
-            database=worker.database, writes=Writes(worker.database), models=ModelClient(), sandboxes=worker.sandboxes
-        )
-        await interruption.run(CARRY_OUT[Stage.INIT](tools, claimed))
-        await tools.models.close()
-        # As a worker process does afterwards, or for one that is lost the rescuer.
-        guard = Guard([State.INITIALIZING, State.READY])
-        await worker.database.call(
-            hand_back, rollout_id=claimed.rollout_id, guard=guard, stage=Stage.INIT, reason="it was interrupted"
-        )
+        await carry_out_init(domain, worker, interruption)
 
     assert at_every_await_point(backend, initialize, in_sandbox) > 5
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap"], indirect=True)  # the pool is the same for all
+def test_all_of_init_in_a_warm_sandbox(domain: Domain, in_sandbox: str, backend: Backend, settings: Any) -> None:
+    """What was interrupted is destroyed: none that a rollout has used is ever kept warm."""
+    settings.SANDBOX_WARM = 1
+    holder = domain.worker(Stage.INIT, node=NODE).id
+    warm = Sandbox.objects.filter(holder=holder, ready_at__isnull=False, stopped_at=None)
+
+    async def is_unused(name: str) -> bool:
+        session = await backend.connect(name)
+        try:
+            return (await session.bash(f"ls {USED}", timeout=20)).exit_code != 0
+        finally:
+            await session.close()
+
+    async def go_through() -> int:
+        worker = Worker(backend)
+        pool = asyncio.create_task(worker.sandboxes.keep_warm(lambda: holder))
+        try:
+            await carry_out_init(domain, worker, Interruption(_MOST_AWAIT_POINTS))  # what was asked for once is kept warm
+            for point in range(1, _MOST_AWAIT_POINTS):
+                async with asyncio.timeout(60):
+                    while not await worker.database.call(warm.exists):
+                        await asyncio.sleep(0.02)
+                names = await worker.database.call(lambda: list(warm.values_list("name", flat=True)))
+                assert all([await is_unused(name) for name in names]), f"after a cancel at await point {point - 1}"
+                interruption = Interruption(point)
+                await carry_out_init(domain, worker, interruption)
+                if not interruption.happened:
+                    return point - 1
+        finally:
+            pool.cancel()
+            await asyncio.gather(pool, return_exceptions=True)
+            await worker.sweep()
+        raise AssertionError("it never ends by itself")
+
+    assert asyncio.run(go_through()) > 5
+    assert asyncio.run(leftovers(backend, in_sandbox)) == {}
+    assert not Sandbox.objects.filter(stopped_at=None).exists()
