@@ -270,6 +270,8 @@ class Tool:
         self._output.drain()
         if self.watchdog is not None and not job.limit_exceeded:
             job.limit_exceeded = self.watchdog.on_end(self)
+            if job.limit_exceeded:
+                self._kill_leftovers()
         self.printed = 0
         self._job = None
         header, payload = self._result(outcome)

@@ -32,6 +32,7 @@ class MemoryFiles:
         fd = os.memfd_create("probe")
         self._memory_files_device = os.fstat(fd).st_dev
         os.close(fd)
+        self._devices = {*by_device, self._memory_files_device}
 
     def count(self, nameless: dict[int, int]) -> int:
         """Bytes in use now; `nameless` as from `nameless_files`."""
@@ -41,12 +42,16 @@ class MemoryFiles:
             used += (status.f_blocks - status.f_bfree) * status.f_frsize + (status.f_files - status.f_ffree) * _INODE_BYTES
         return used
 
+    def count_others(self, nameless: dict[int, int]) -> int:
+        """Bytes of the files among `nameless` that are not memory."""
+        return sum(size for device, size in nameless.items() if device not in self._devices)
+
 
 class DiskTree:
     """The disk blocks of a directory tree, counted in small steps so that nobody waits for it.
 
-    `used` is the last complete count in bytes. Unlinked files that are still open count, and where a directory may not be
-    read, whatever its file system has lost to anybody since the start.
+    `used` is the last complete count in bytes. Where a directory may not be read, it is at least what its file system has lost
+    to anybody since the start.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,8 +73,11 @@ class DiskTree:
         self._excused = self.used
         return True
 
-    def step(self, limit: int, nameless: dict[int, int]) -> None:
-        """Go on counting when it is time to: when `limit` bytes may soon be exceeded, and now and then."""
+    def step(self, limit: int, nameless: int) -> None:
+        """Go on counting when it is time to: when `limit` bytes may soon be exceeded, and now and then.
+
+        `nameless` bytes are in open files of the same disk that no directory has any more.
+        """
         begun = time.monotonic()
         if self._walk is None:
             if begun < self._next_walk:
@@ -87,7 +95,7 @@ class DiskTree:
         self._spent += now - begun
         if counted < _ENTRIES_PER_STEP:
             self._walk = None
-            self.used = self._counted + nameless.get(os.stat(self._path).st_dev, 0)
+            self.used = self._counted + nameless
             if self._unreadable:
                 self.used = max(self.used, self._free_at_first - self._free())
             self._next_walk = now + _WALK_SHARE * self._spent

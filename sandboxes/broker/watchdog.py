@@ -89,6 +89,7 @@ class Watchdog:
         if self._untold:
             return self._take_untold()
         if tool.printed > self._flood:
+            kill_background(self._tools)
             return "flood_mb"
         if self._newly_full():
             return "disk_mb"
@@ -115,10 +116,9 @@ class Watchdog:
     def _look_at_output(self, now: float) -> None:
         for tool in self._tools:
             if self._is_to_act(tool, tool.printed > self._flood, now):
-                if tool.job_since is not None:
-                    tool.exceed("flood_mb")
-                else:
-                    self._end_background("flood_mb")
+                kill_background(self._tools)  # who printed it cannot be told
+                if not end_jobs("flood_mb", [tool]):
+                    self._untold = "flood_mb"
 
     def _look_at_processes(self, scene: Scene, now: float) -> None:
         threads = {process.pid: process.threads for process in scene.processes}
@@ -133,7 +133,7 @@ class Watchdog:
     def _look_at_disk(self, now: float) -> None:
         exceeded = self._newly_full()
         for tree in self._trees:
-            tree.step(self._disk, self._nameless)
+            tree.step(self._disk, self._files.count_others(self._nameless))
             exceeded |= self._is_to_act("disk_mb", tree.exceeds(self._disk), now)
         if exceeded and not end_jobs("disk_mb", self._tools):
             self._end_background("disk_mb")
