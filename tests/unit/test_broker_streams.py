@@ -57,9 +57,8 @@ async def test_a_command_cannot_spoil_the_terminal_for_the_next(session: BrokerS
 
 
 async def test_a_terminal_stopped_while_something_prints_in_the_background_goes_on(session: BrokerSession) -> None:
-    await session.bash(
-        '(while :; do echo tick; sleep 0.01; done) & python3 -c "import termios; termios.tcflow(1, 0)"', timeout=10
-    )
+    ticks = "(while :; do echo tick; sleep 0.01; done) &"
+    await session.bash(f'{ticks} python3 -c "import termios; termios.tcflow(1, termios.TCOOFF)"', timeout=10)
     result = await session.bash("echo back", timeout=10)
     assert result.exit_code == 0
     assert "back\n" in result.output
@@ -71,13 +70,12 @@ async def test_typed_input_that_nobody_reads_is_bounded(session: BrokerSession) 
         for _ in range(10):
             await session.bash_input(b"line\n" * 2000, timeout=600, quiet_timeout=0.05)
     assert (await session.bash_input(b"", timeout=0.1)).timed_out
-    assert (await session.bash("cat", timeout=0.2)).output == ""
+    assert (await session.bash('read -r -t 0.2 line; echo "[$line]"', timeout=5)).output == "[]\n"
 
 
 async def test_a_status_that_the_command_forges_costs_only_the_shell(session: BrokerSession) -> None:
-    forge = (
-        "for fd in /proc/$$/fd/*; do case $(readlink $fd) in pipe:*) echo 'forged 0' > $fd;; esac; done 2>/dev/null; sleep 9"
-    )
+    write = "case $(readlink $fd) in pipe:*) echo 'forged 0' > $fd;; esac"
+    forge = f"for fd in /proc/$$/fd/*; do {write}; done 2>/dev/null; sleep 9"
     result = await session.bash(forge, timeout=5)
     assert result.restarted
     assert result.exit_code != 0
