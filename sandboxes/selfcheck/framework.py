@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxes.protocol import Backend, CommandResult, SandboxSpec, Session
+from sandboxes.protocol import HOST, Backend, CommandResult, Root, SandboxSpec, Session
 
 _CheckFunction = Callable[["Bench"], Awaitable[None]]
 
@@ -99,11 +99,11 @@ class Bench:
         return f"selfcheck-{secrets.token_hex(6)}"
 
     @contextlib.asynccontextmanager
-    async def sandbox(self, spec: SandboxSpec | None = None, name: str = "") -> AsyncIterator[Session]:
+    async def sandbox(self, spec: SandboxSpec | None = None, name: str = "", root: Root = HOST) -> AsyncIterator[Session]:
         """A session to a new sandbox, which is stopped afterwards."""
         name = name or self.new_name()
         try:
-            await self.backend.start(name, spec or SandboxSpec())
+            await self.backend.start(name, spec or SandboxSpec(), root)
             session = await self.backend.connect(name)
             try:
                 yield session

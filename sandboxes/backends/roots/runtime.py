@@ -49,7 +49,7 @@ def build_runtime(interpreter: str, bundle: bytes, folder: Path) -> Runtime:
         asked = subprocess.run([interpreter, "-I", "-S", "-c", _ASK], capture_output=True, text=True, check=True)
         program, library = map(Path, json.loads(asked.stdout))
         extensions = sorted((library / "lib-dynload").glob("*.so"))
-        libraries = _libraries([program, Path(_SHELL), *extensions])
+        libraries = libraries_of([program, Path(_SHELL), *extensions])
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise BackendUnavailable(f"{interpreter} and {_SHELL} cannot be shown inside images: {error}") from error
     loader = next((name for name in libraries if name.startswith("ld-")), None)
@@ -68,10 +68,13 @@ def build_runtime(interpreter: str, bundle: bytes, folder: Path) -> Runtime:
     )
 
 
-def _libraries(programs: list[Path]) -> dict[str, Path]:
-    """The shared libraries that programs need, by the names that they ask for."""
+def libraries_of(programs: list[Path]) -> dict[str, Path]:
+    """The shared libraries that programs need, by the names that they ask for; as paths that may be links.
+
+    Raises OSError, subprocess.CalledProcessError.
+    """
     listed = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=True)
-    return {name or Path(path).name: Path(path).resolve() for name, path in _LIBRARY.findall(listed.stdout)}
+    return {name or Path(path).name: Path(path) for name, path in _LIBRARY.findall(listed.stdout)}
 
 
 def _key(files: dict[str, Path], bundle: bytes) -> str:
