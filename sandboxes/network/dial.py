@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import ipaddress
 import socket
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -17,9 +17,6 @@ from sandboxes.network.http_head import Head
 from sandboxes.network.policy import Address, Refused, Rule
 
 _CONNECT_TIMEOUT = 10.0  # for one address
-
-# Apart from the loop's own threads: names that resolve slowly must hold up nothing but each other.
-_RESOLVERS = ThreadPoolExecutor(4, "sandbox-names")
 
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
 
@@ -47,9 +44,19 @@ async def dial(rule: Rule, head: Head) -> Upstream:
 
 async def addresses_of(host: str, port: int) -> list[Address]:
     """As this host resolves names, in its order of preference. Raises OSError."""
-    look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look_up)
-    return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
+    answer: Future[list[Address]] = Future()
+    answer.set_running_or_notify_cancel()  # from now on, giving it up leaves it alone
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answer.set_result([ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found])
+        except OSError as error:
+            answer.set_exception(error)
+
+    # Neither the loop's threads, which others need too, nor one that an ending process waits for: names may take long.
+    threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 async def dial_directly(rule: Rule, head: Head, *, resolve: Resolve = addresses_of) -> Upstream:

@@ -15,6 +15,7 @@ import pip
 import pytest
 import trustme
 
+from sandboxes.errors import SandboxStartFailed
 from sandboxes.network import open_network
 from sandboxes.network.dial import Upstream
 from sandboxes.network.http_head import Head
@@ -89,6 +90,13 @@ async def session(
         await session.close()
     finally:
         await backend.stop("network")
+
+
+async def test_the_full_network_is_refused_before_any_start_unless_the_node_permits_it(tmp_path: Path) -> None:
+    backend = get_backend("bubblewrap", tmp_path / "sandboxes")
+    with pytest.raises(SandboxStartFailed, match="PRORL_SANDBOX_FULL_NETWORK"):
+        await backend.start("full", SandboxSpec(network=NetworkPolicy(NetworkMode.FULL)))
+    assert await backend.list() == []
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

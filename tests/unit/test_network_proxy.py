@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandboxes.network.dial import Upstream, dial, dial_directly
+from sandboxes.network.dial import Upstream, addresses_of, dial, dial_directly
 from sandboxes.network.http_head import Head
 from sandboxes.network.policy import Address, Rule
 from sandboxes.network.proxy import AllowListProxy, Refusal
@@ -183,6 +183,13 @@ async def test_what_is_no_request_to_a_proxy_is_answered_as_such(
 ) -> None:
     assert (await ask(proxy, request_bytes)).startswith(b"HTTP/1.1 %d " % status)
     assert refusals == []
+
+
+async def test_names_are_resolved_as_the_host_does() -> None:
+    assert ipaddress.ip_address("127.0.0.1") in await addresses_of("localhost", 80)
+    assert await addresses_of("192.0.2.7", 80) == [ipaddress.ip_address("192.0.2.7")]
+    with pytest.raises(OSError):
+        await addresses_of("no-such-name.invalid", 80)
 
 
 async def test_servers_that_cannot_be_reached_are_named() -> None:
