@@ -46,6 +46,7 @@ def why_not(user: int | None) -> str:
 def is_mounted(target: Path) -> bool:
     """Whether a file system is mounted there. One whose program has died is taken away."""
     try:
+        os.statvfs(target)  # asks the program, which knows nothing of what the kernel has cached
         return target.stat().st_dev != target.parent.stat().st_dev
     except FileNotFoundError:
         return False
