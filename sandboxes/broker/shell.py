@@ -53,13 +53,19 @@ class Shell(Tool):
         self._terminal: Terminal | None = None
         self._last_print = 0.0
         self._quiet_timer: Timer | None = None
-        self._unclaimed: dict[str, Any] | None = None  # the result of a command that ended without a call
+        self._unclaimed: tuple[object, dict[str, Any]] | None = None  # owner and result of a command that ended without a call
 
     def submit(self, job: Job) -> None:
         """Raises BadRequest while a command goes on without a call."""
         if self._job is not None and self._job.call is None:
             raise BadRequest(_STILL_RUNNING)
         super().submit(job)
+
+    def abandon(self, owner: object) -> None:
+        if self._unclaimed is not None and self._unclaimed[0] is owner:
+            self._unclaimed = None
+            self._kept.take()  # it is of no use to the next host
+        super().abandon(owner)
 
     def cancel_running(self) -> None:
         if self._job is not None:
@@ -79,7 +85,7 @@ class Shell(Tool):
                 call.live.add(self._kept.peek()[0])
             self._watch_quiet(call)
         elif self._unclaimed is not None:
-            header, self._unclaimed = self._unclaimed, None
+            (_, header), self._unclaimed = self._unclaimed, None
             output, header["truncated_bytes"] = self._kept.take()
             call.answer(header, output)
         else:
@@ -154,7 +160,7 @@ class Shell(Tool):
         if self._quiet_timer is not None:
             self._quiet_timer.cancel()
         if job.call is None and not job.cancelled:
-            self._unclaimed = header  # and its output stays where it is
+            self._unclaimed = job.owner, header  # and its output stays where it is
         else:
             super()._deliver(job, header, payload)
 

@@ -22,7 +22,6 @@ ENV = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "S
 _ROWS, _COLUMNS = 50, 200
 _SIZE = struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0)
 _LINE_DISCIPLINE = struct.pack("i", 0)  # the usual one
-_OPEN_PEER = 0x5441  # TIOCGPTPEER, which `termios` does not name
 _CHUNK = 64 * 1024
 _CAPACITY = 64 * 1024  # more than the kernel keeps between a program and us
 _LONGEST_LINE = 4095
@@ -39,31 +38,35 @@ class Terminal:
         self._loop = loop
         self._sink = sink
         self._master, self.writer = os.openpty()
-        # An end of our own that does not block; a change of the programs' end would be one for them as well.
-        self._slave = fcntl.ioctl(self._master, _OPEN_PEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self._master, False)
-        self._modes = _modes(termios.tcgetattr(self._slave))
+        self._modes = _modes(termios.tcgetattr(self.writer))
         self._typed = bytearray()
         loop.watch(self._master, self._on_ready)
 
     def prepare(self) -> None:
-        """Undo what the last command did to the terminal, and drop what was typed and it did not read."""
+        """Undo what the last command did to the terminal, and drop what was typed and it did not read.
+
+        Raises OSError when something in the background spoils it just now.
+        """
         if self._typed:
             self._typed.clear()
             self._loop.watch(self._master, self._on_ready)
-        if fcntl.ioctl(self._slave, termios.TIOCGETD, _LINE_DISCIPLINE) != _LINE_DISCIPLINE:
-            fcntl.ioctl(self._slave, termios.TIOCSETD, _LINE_DISCIPLINE)
-        termios.tcsetattr(self._slave, termios.TCSANOW, self._modes)
-        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, _SIZE)
-        termios.tcflow(self._slave, termios.TCOON)
-        termios.tcflush(self._slave, termios.TCIFLUSH)
+        os.set_blocking(self.writer, True)
+        if fcntl.ioctl(self.writer, termios.TIOCGETD, _LINE_DISCIPLINE) != _LINE_DISCIPLINE:
+            fcntl.ioctl(self.writer, termios.TIOCSETD, _LINE_DISCIPLINE)
+        fcntl.ioctl(self.writer, termios.TIOCSWINSZ, _SIZE)
+        try:
+            termios.tcsetattr(self.writer, termios.TCSANOW, self._modes)
+            termios.tcflow(self.writer, termios.TCOON)
+            termios.tcflush(self.writer, termios.TCIFLUSH)
+        except termios.error as error:
+            raise OSError(*error.args) from None
 
     def type(self, data: bytes) -> None:
         """Type `data` as fast as it is read. Raises BadRequest for what would get lost."""
         if len(self._typed) + len(data) > _MAX_TYPED:
             raise BadRequest(f"more than {_MAX_TYPED} bytes of input that the program did not read")
-        reads_lines = termios.tcgetattr(self._slave)[3] & termios.ICANON
-        if reads_lines and any(len(line) > _LONGEST_LINE for line in data.split(b"\n")):
+        if self._takes_lines() and any(len(line) > _LONGEST_LINE for line in data.split(b"\n")):
             raise BadRequest(f"a terminal takes lines of at most {_LONGEST_LINE} bytes: write longer ones to a file")
         self._typed += data
         self._send_typed()
@@ -86,6 +89,12 @@ class Terminal:
             data = self._read()
             if data:
                 self._sink(data)
+
+    def _takes_lines(self) -> bool:
+        try:
+            return bool(termios.tcgetattr(self.writer)[3] & termios.ICANON)
+        except termios.error:
+            return False  # a program gave it another line discipline
 
     def _send_typed(self) -> None:
         try:

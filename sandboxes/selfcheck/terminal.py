@@ -136,10 +136,11 @@ async def keeps_unclaimed_results(bench: Bench) -> None:
     async with bench.sandbox() as session:
         await _leave_running(session, "printf ready; until [ -e /tmp/go ]; do sleep 0.05; done; echo rest; (exit 5)")
         await session.write_file("/tmp/go", b"")
-        await session.python("import os, time\nwhile os.path.exists('/tmp/go'): time.sleep(0.05)", timeout=0.7)
-        result = await session.bash_input(b"ignored\n", timeout=5)
+        await session.python("import time; time.sleep(0.5)", timeout=10)
+        result = await session.bash_input(b"ignored\n", timeout=10)
         expect_equal((result.output, result.exit_code, result.running), ("rest\n", 5, False), "the rest of it")
-        await _leave_running(session, "printf ready; sleep 0.6; echo late")
+        await _leave_running(session, "printf ready; until [ -e /tmp/again ]; do sleep 0.05; done; echo late")
+        await session.write_file("/tmp/again", b"")
         for _ in range(100):
             try:
                 result = await session.bash("echo next", timeout=5)

@@ -147,7 +147,7 @@ async def kills_for_lost_connection(bench: Bench) -> None:
 async def ends_running_command(bench: Bench) -> None:
     text = marker()
     async with bench.sandbox() as session:
-        result = await session.bash(f"(setsid bash -c 'exec -a {text} sleep 600' &); cat", timeout=2, quiet_timeout=0.1)
+        result = await session.bash(f"(setsid bash -c 'exec -a {text} sleep 600' &); cat", timeout=4, quiet_timeout=0.1)
         expect(result.running, f"the result is {result}")
         await _appears(text, 1)
         await _all_gone(text)
@@ -159,8 +159,8 @@ async def ends_running_command(bench: Bench) -> None:
 @check("typing renews the timeout of the command that goes on; cancelling the call kills the command")
 async def renews_timeout(bench: Bench) -> None:
     async with bench.sandbox() as session:
-        result = await session.bash("cat", timeout=1, quiet_timeout=0.1)
-        result = await session.bash_input(b"x\n", timeout=60, quiet_timeout=1.5)
+        await session.bash("cat", timeout=3, quiet_timeout=0.1)
+        result = await session.bash_input(b"x\n", timeout=60, quiet_timeout=4)
         expect(result.running and result.output == "x\n", f"the result is {result}")
         waiting = asyncio.create_task(session.bash_input(b"", timeout=60))
         await session.ping()
@@ -186,7 +186,7 @@ async def kills_running_for_lost_connection(bench: Bench) -> None:
 @check("a host that is connected and says nothing, as a frozen one does, does not keep a sandbox alive")
 async def ends_for_silent_host(bench: Bench) -> None:
     name = bench.new_name()
-    async with bench.sandbox(SandboxSpec(dead_man_seconds=1), name=name) as session:
+    async with bench.sandbox(SandboxSpec(dead_man_seconds=3), name=name) as session:
         await session.close()
         with channel.connect(bench.backend.state_dir / name) as peer:
             peer.setblocking(True)
@@ -196,6 +196,6 @@ async def ends_for_silent_host(bench: Bench) -> None:
 
 @check("a host that is busy with something else keeps its sandbox alive")
 async def spares_idle_host(bench: Bench) -> None:
-    async with bench.sandbox(SandboxSpec(dead_man_seconds=2)) as session:
-        await asyncio.sleep(5)
+    async with bench.sandbox(SandboxSpec(dead_man_seconds=3)) as session:
+        await asyncio.sleep(6)
         await _expect_answers(session)

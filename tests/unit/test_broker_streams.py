@@ -26,6 +26,12 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
     return int(found[1]) * 1024
 
 
+async def wait_for(path: Path) -> None:
+    async with asyncio.timeout(20):
+        while not path.exists():
+            await asyncio.sleep(0.02)
+
+
 async def pieces(count: int) -> AsyncIterator[bytes]:
     for _ in range(count):
         yield bytes(MEBIBYTE)
@@ -54,6 +60,7 @@ def receive_until_answer(peer: socket.socket, number: int) -> tuple[int, dict[st
 async def test_a_command_cannot_spoil_the_terminal_for_the_next(session: BrokerSession, spoil: str) -> None:
     await session.bash(f'python3 -c "{spoil}"', timeout=10)
     assert (await session.bash("echo back; stty size", timeout=5)).output == "back\n50 200\n"
+    assert (await session.bash("python3 -c 'import os; print(os.get_blocking(1))'", timeout=10)).output == "True\n"
 
 
 async def test_a_terminal_stopped_while_something_prints_in_the_background_goes_on(session: BrokerSession) -> None:
@@ -71,6 +78,26 @@ async def test_typed_input_that_nobody_reads_is_bounded(session: BrokerSession) 
             await session.bash_input(b"line\n" * 2000, timeout=600, quiet_timeout=0.05)
     assert (await session.bash_input(b"", timeout=0.1)).timed_out
     assert (await session.bash('read -r -t 0.2 line; echo "[$line]"', timeout=5)).output == "[]\n"
+
+
+async def test_a_line_discipline_that_is_none_can_be_typed_into(session: BrokerSession) -> None:
+    change = "import fcntl, struct, termios, time; fcntl.ioctl(1, termios.TIOCSETD, struct.pack('i', 27)); time.sleep(600)"
+    assert (await session.bash(f'python3 -c "{change}"', timeout=600, quiet_timeout=1)).running
+    assert (await session.bash_input(b"x" * 5000, timeout=0.2)).timed_out
+    assert (await session.bash("echo back", timeout=5)).output == "back\n"
+
+
+async def test_what_a_host_left_unclaimed_does_not_reach_the_next(session: BrokerSession, tmp_path: Path) -> None:
+    other = await BrokerSession.open("other", channel.connect(tmp_path))
+    command = "until [ -e go ]; do sleep 0.05; done; echo stale; touch done"
+    assert (await other.bash(command, timeout=60, quiet_timeout=0.1)).running
+    (tmp_path / "go").touch()
+    await wait_for(tmp_path / "done")
+    await session.python("import time; time.sleep(0.2)", timeout=10)
+    await other.close()
+    assert (await session.bash("echo fresh", timeout=5)).output == "fresh\n"
+    with pytest.raises(SandboxProtocolError, match="no command"):
+        await session.bash_input(b"", timeout=5)
 
 
 async def test_a_status_that_the_command_forges_costs_only_the_shell(session: BrokerSession) -> None:
