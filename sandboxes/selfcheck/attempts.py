@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sandboxes.protocol import Session
-from sandboxes.selfcheck.framework import CheckFailed, expect, expect_equal, host_processes_with, marker
+from sandboxes.selfcheck.framework import CheckFailed, expect, expect_equal, host_processes_with, marker, value_of
 
 # Each attempt runs in a child of its own: one that succeeds may have changed its process beyond use.
 _SCRIPT = """
-import array, ctypes, fcntl, json, os, platform, resource, signal, socket, struct, subprocess, sys, termios, traceback
+import ctypes, fcntl, os, platform, resource, signal, socket, struct, subprocess, sys, termios, traceback
 libc = ctypes.CDLL(None, use_errno=True)
 numbers = {
     "add_key": (248, 217), "bpf": (321, 280), "fsopen": (430, 430), "io_uring_setup": (425, 425), "keyctl": (250, 219),
@@ -29,7 +28,7 @@ def call(result):
 def syscall(name, *arguments):
     return call(libc.syscall(numbers[name][platform.machine() != "x86_64"], *arguments))
 results = {}
-for what, code in json.load(open(sys.argv[1])).items():
+for what, code in attempts.items():
     child = os.fork()
     if child == 0:
         status = 1
@@ -43,7 +42,7 @@ for what, code in json.load(open(sys.argv[1])).items():
             traceback.print_exc()
         os._exit(status)
     results[what] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-print(json.dumps(results))
+results
 """
 _DENIED = 33
 
@@ -53,15 +52,9 @@ async def expect_denied(session: Session, attempts: Mapping[str, str]) -> None:
 
     `call(x)` and `syscall(name, ...)` raise it for a negative result; `libc` and the usual modules are there.
     """
-    await session.write_file("attempts.py", _SCRIPT.encode())
-    await session.write_file("attempts.json", json.dumps(dict(attempts)).encode())
-    result = await session.bash("cd; python3 -I attempts.py attempts.json", timeout=60)
-    try:
-        results = json.loads(result.output.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise CheckFailed(f"the attempts could not be made: {result}") from None
+    results = await value_of(session, f"attempts = {dict(attempts)!r}\n{_SCRIPT}")
     broken = {what: code for what, code in results.items() if code not in (0, _DENIED)}
-    expect(not broken, f"attempts that neither succeeded nor were refused: {broken}, {result.output}")
+    expect(not broken, f"attempts that neither succeeded nor were refused: {broken}")
     expect_equal([what for what, code in results.items() if code == 0], [], "the list of what succeeded")
 
 

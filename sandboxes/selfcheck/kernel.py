@@ -11,9 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from sandboxes.protocol import Bind, SandboxSpec
+from sandboxes.protocol import HOST, Bind, SandboxSpec
 from sandboxes.selfcheck.attempts import expect_denied, start_marked
 from sandboxes.selfcheck.framework import Bench, CheckSkipped, check, expect, expect_equal, marker
+from sandboxes.selfcheck.samples import directory_root
 
 _NAMESPACES = {
     "user": 0x10000000,
@@ -39,43 +40,35 @@ _OWN_SETTINGS = (
 )
 _HARMLESS_DEVICES = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}  # null to urandom, tty, console, ptmx
 
-
-async def _require_filter(bench: Bench) -> None:
-    if (await bench.backend.probe()).get("system_calls") == "none":
-        raise CheckSkipped("system calls are not filtered on this machine: its processor is unknown to the filter")
-
-
-@check("nothing can be mounted, unmounted or remounted, by old calls or new ones")
-async def refuses_mounts(bench: Bench) -> None:
-    overlay = "libc.mount(b'overlay', b'/tmp/m', b'overlay', 0, b'lowerdir=/usr,upperdir=/tmp/u,workdir=/tmp/w')"
-    async with bench.sandbox() as session:
-        await session.bash("mkdir /tmp/m /tmp/u /tmp/w", timeout=5)
-        await expect_denied(
-            session,
-            {
-                "mounting a tmpfs": "call(libc.mount(b'none', b'/tmp/m', b'tmpfs', 0, None))",
-                "mounting proc": "call(libc.mount(b'proc', b'/tmp/m', b'proc', 0, None))",
-                "mounting an overlay": f"call({overlay})",
-                "binding a file": "call(libc.mount(b'/usr', b'/tmp/m', None, 4096, None))",
-                "making /usr writable": "call(libc.mount(None, b'/usr', None, 4096 | 32, None))",
-                "unmounting /usr": "call(libc.umount2(b'/usr', 2))",
-                "unmounting /proc": "call(libc.umount2(b'/proc', 2))",
-                "pivot_root": "syscall('pivot_root', b'/tmp/m', b'/tmp/m')",
-                "fsopen": "syscall('fsopen', b'tmpfs', 0)",
-                "open_tree with a copy": "syscall('open_tree', -100, b'/usr', 1)",
-                "move_mount": "syscall('move_mount', -100, b'/usr', -100, b'/tmp/m', 0)",
-                "mount_setattr": "syscall('mount_setattr', -100, b'/usr', 0, struct.pack('QQQQ', 0, 1, 0, 0), 32)",
-                "chroot": "os.chroot('/tmp')",
-                "setting the host name": "socket.sethostname('x')",
-            },
-        )
+# Attempts, as `attempts.expect_denied` takes them.
+_MOUNTS = {
+    "mounting a tmpfs": "call(libc.mount(b'none', b'/tmp/m', b'tmpfs', 0, None))",
+    "mounting proc": "call(libc.mount(b'proc', b'/tmp/m', b'proc', 0, None))",
+    "mounting an overlay": (
+        "call(libc.mount(b'overlay', b'/tmp/m', b'overlay', 0, b'lowerdir=/usr,upperdir=/tmp/u,workdir=/tmp/w'))"
+    ),
+    "binding a file": "call(libc.mount(b'/usr', b'/tmp/m', None, 4096, None))",
+    "making /usr writable": "call(libc.mount(None, b'/usr', None, 4096 | 32, None))",
+    "unmounting /usr": "call(libc.umount2(b'/usr', 2))",
+    "unmounting /proc": "call(libc.umount2(b'/proc', 2))",
+    "pivot_root": "syscall('pivot_root', b'/tmp/m', b'/tmp/m')",
+    "fsopen": "syscall('fsopen', b'tmpfs', 0)",
+    "open_tree with a copy": "syscall('open_tree', -100, b'/usr', 1)",
+    "move_mount": "syscall('move_mount', -100, b'/usr', -100, b'/tmp/m', 0)",
+    "mount_setattr": "syscall('mount_setattr', -100, b'/usr', 0, struct.pack('QQQQ', 0, 1, 0, 0), 32)",
+    "chroot": "os.chroot('/tmp')",
+    "setting the host name": "socket.sethostname('x')",
+}
+_DEVICES = {
+    "making a block device": "os.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))",
+    "making a character device": "os.mknod('/tmp/null', 0o20666, os.makedev(1, 3))",
+}
 
 
-@check("no namespace can be made or entered, so that none lends capabilities")
-async def refuses_namespaces(bench: Bench) -> None:
+def _namespaces() -> dict[str, str]:
     attempts = {f"a new {name} namespace": f"call(libc.unshare({flag}))" for name, flag in _NAMESPACES.items()}
     child = "if {} == 0:\n    os._exit(0)"
-    attempts |= {
+    return attempts | {
         "a child in a new user namespace": child.format("syscall('clone', 0x10000000 | 17, 0, 0, 0, 0)"),
         "a child by clone3 in a new user namespace": child.format(
             "syscall('clone3', struct.pack('11Q', 0x10000000, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0), 88)"
@@ -89,8 +82,46 @@ async def refuses_namespaces(bench: Bench) -> None:
         "entering the broker's mount namespace": "call(libc.setns(os.open('/proc/1/ns/mnt', os.O_RDONLY), 0))",
         "entering the broker's namespaces by descriptor": "call(libc.setns(os.pidfd_open(1), 0x20000))",
     }
+
+
+def _proc() -> dict[str, str]:
+    readable = (
+        "kcore",
+        "kmsg",
+        "kpagecount",
+        "kpageflags",
+        "kpagecgroup",
+        "timer_list",
+        "vmallocinfo",
+        "slabinfo",
+        "sched_debug",
+    )
+    attempts = {f"reading {name}": f"open('/proc/{name}', 'rb').read(1) or call(-1)" for name in readable}
+    return attempts | {
+        "asking the kernel by sysrq": "open('/proc/sysrq-trigger', 'r+b', 0).write(b'h')",
+        "setting where core dumps go": "open('/proc/sys/kernel/core_pattern', 'r+b', 0).write(b'x')",
+        "writing to the kernel's log": "open('/dev/kmsg', 'r+b', 0).write(b'x')",
+        "staying when the kernel runs out of memory": "open('/proc/self/oom_score_adj', 'r+b', 0).write(b'-1000')",
+        "changing the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, time.time())",
+    }
+
+
+async def _require_filter(bench: Bench) -> None:
+    if (await bench.backend.probe()).get("system_calls") == "none":
+        raise CheckSkipped("system calls are not filtered on this machine: its processor is unknown to the filter")
+
+
+@check("nothing can be mounted, unmounted or remounted, by old calls or new ones")
+async def refuses_mounts(bench: Bench) -> None:
     async with bench.sandbox() as session:
-        await expect_denied(session, attempts)
+        await session.bash("mkdir /tmp/m /tmp/u /tmp/w", timeout=5)
+        await expect_denied(session, _MOUNTS)
+
+
+@check("no namespace can be made or entered, so that none lends capabilities")
+async def refuses_namespaces(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        await expect_denied(session, _namespaces())
 
 
 @check("keys of the host's user cannot be seen, read or added to")
@@ -180,11 +211,7 @@ async def has_no_devices(bench: Bench) -> None:
         attempts |= {
             f"a bound {name}": f"open('/opt/dev/{name}', 'rb')" for name in ("zero", "null", "kvm", "fuse", "vda", "tty")
         }
-        attempts |= {
-            "making a block device": "os.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))",
-            "making a character device": "os.mknod('/tmp/null', 0o20666, os.makedev(1, 3))",
-        }
-        await expect_denied(session, attempts)
+        await expect_denied(session, attempts | _DEVICES)
 
 
 @check("/proc gives nothing of the host's memory, log or settings, and changes none of them")
@@ -201,26 +228,7 @@ async def protects_proc(bench: Bench) -> None:
         expect_equal(others, [], "the list of kernel settings that can be written")
         result = await session.bash("grep -v '^0* ' /proc/kallsyms | head -n 1", timeout=10)
         expect_equal(result.output, "", "an address of the kernel")
-        readable = (
-            "kcore",
-            "kmsg",
-            "kpagecount",
-            "kpageflags",
-            "kpagecgroup",
-            "timer_list",
-            "vmallocinfo",
-            "slabinfo",
-            "sched_debug",
-        )
-        attempts = {f"reading {name}": f"open('/proc/{name}', 'rb').read(1) or call(-1)" for name in readable}
-        attempts |= {
-            "asking the kernel by sysrq": "open('/proc/sysrq-trigger', 'r+b', 0).write(b'h')",
-            "setting where core dumps go": "open('/proc/sys/kernel/core_pattern', 'r+b', 0).write(b'x')",
-            "writing to the kernel's log": "open('/dev/kmsg', 'r+b', 0).write(b'x')",
-            "staying when the kernel runs out of memory": "open('/proc/self/oom_score_adj', 'r+b', 0).write(b'-1000')",
-            "changing the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, time.time())",
-        }
-        await expect_denied(session, attempts)
+        await expect_denied(session, _proc())
 
 
 @check("no terminal of the host is there, and nothing can be typed into one")
@@ -259,10 +267,23 @@ def tracing(pid: int) -> dict[str, str]:
         f"reading the memory of process {pid}": read,
         f"opening the memory of process {pid}": f"open('/proc/{pid}/mem', 'rb')",
         f"reading the environment of process {pid}": f"open('/proc/{pid}/environ', 'rb').read()",
-        f"listing the descriptors of process {pid}": f"os.listdir('/proc/{pid}/fd')",
+        f"seeing what process {pid} has open": f"[os.readlink('/proc/{pid}/fd/' + fd) for fd in os.listdir('/proc/{pid}/fd')]",
+        f"opening what process {pid} has open": f"os.open('/proc/{pid}/fd/1', os.O_RDONLY)",
         f"taking a descriptor of process {pid}": f"syscall('pidfd_getfd', os.pidfd_open({pid}), 0, 0)",
         f"comparing process {pid} with itself": f"syscall('kcmp', {pid}, os.getpid(), 1, 0, 0)",
         f"changing the limits of process {pid}": f"resource.prlimit({pid}, resource.RLIMIT_NOFILE, (0, 0))",
         f"slowing process {pid} down": f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
         f"rescheduling process {pid}": f"os.sched_setscheduler({pid}, os.SCHED_IDLE, os.sched_param(0))",
     }
+
+
+@check("who is root inside has no more power over the broker, the kernel and the host than anybody else")
+async def keeps_fake_root_powerless(bench: Bench) -> None:
+    spec = SandboxSpec(fakeroot=True)
+    # Not among them: to have the broker ended first when the machine is out of memory, which costs nobody else anything.
+    attempts = _MOUNTS | _namespaces() | _DEVICES | _proc() | tracing(1)
+    for root in (HOST, directory_root()):
+        async with bench.sandbox(spec, root=root) as session:
+            await session.bash("mkdir /tmp/m /tmp/u /tmp/w; kill -9 1; kill -STOP 1", timeout=5)
+            await expect_denied(session, attempts)
+            expect(await session.ping() < 5, "the broker does not answer")
