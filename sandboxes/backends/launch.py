@@ -75,15 +75,15 @@ def launch(host: Host, place: Place, spec: SandboxSpec, base: Base) -> Iterator[
         confinement = stack.enter_context(host.enforcement.confinement(place, spec.limits, writable_places(image)))
         program = stack.enter_context(bwrap_program.opened(host.bwrap))
         status = stack.enter_context((place.directory / _STATUS).open("wb")).fileno()
-        config = {**_config(spec, base), "held": held, **confinement.config}
-        configuration = _memory_file(stack, json.dumps(config))
-        files = {path: _memory_file(stack, text) for path, text in file_texts(spec, image).items()}
+        config = {**broker_configuration(spec, base), "held": held, **confinement.config}
+        configuration = memory_file(stack, json.dumps(config))
+        files = {path: memory_file(stack, text) for path, text in file_texts(spec, image).items()}
         options = sandbox_arguments(spec, image, files, _mounts(host, spec, base, image), status)
-        arguments = _memory_file(stack, "\0".join(options) + "\0")
+        arguments = memory_file(stack, "\0".join(options) + "\0")
         log = stack.enter_context((place.directory / LOG).open("wb"))
         listener = stack.enter_context(channel.listen(place.directory))
         inherited = [status, configuration, arguments, *files.values(), *program.descriptors, *confinement.descriptors, *held]
-        command = [program.name, "--args", str(arguments), "--", *_broker(base), str(configuration), place.label]
+        command = [program.name, "--args", str(arguments), "--", *broker_command(base), str(configuration), place.label]
         try:
             launcher = subprocess.Popen(
                 [*_preparation(spec, image, program), *command],
@@ -148,7 +148,8 @@ def _preparation(spec: SandboxSpec, image: ImageRoot | None, program: bwrap_prog
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _PREPARE, "sh", size, program.libraries]
 
 
-def _config(spec: SandboxSpec, base: Base) -> dict[str, Any]:
+def broker_configuration(spec: SandboxSpec, base: Base) -> dict[str, Any]:
+    """Without what holds its limits."""
     always = {name: bwrap_program.BASE_ENV[name] for name in ("HOME", "TMPDIR")}
     return {
         "limits": asdict(spec.limits),
@@ -167,13 +168,14 @@ def _mounts(host: Host, spec: SandboxSpec, base: Base, image: ImageRoot | None) 
     return mounts | {bind.target: bind.source if host.user is None else reachable(bind.source) for bind in spec.binds}
 
 
-def _broker(base: Base) -> list[str]:
+def broker_command(base: Base) -> list[str]:
+    """The command inside; the descriptor with its configuration and the label follow."""
     if base.runtime is None:
         return [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE]
     return [*base.runtime.python, "-I", "-S", runtime.BUNDLE]
 
 
-def _memory_file(stack: contextlib.ExitStack, text: str) -> int:
+def memory_file(stack: contextlib.ExitStack, text: str) -> int:
     fd = os.memfd_create("sandbox")
     stack.callback(os.close, fd)
     os.pwrite(fd, text.encode(errors="surrogateescape"), 0)
