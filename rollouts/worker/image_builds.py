@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
-from sandboxes.errors import LimitExceeded, SandboxError
+from sandboxes.errors import BackendUnavailable, LimitExceeded, SandboxError
 from sandboxes.images.build import build_image, input_key
 from sandboxes.images.errors import BadSource, BuildFailed, ImageRefused
 from sandboxes.images.log import BuildLog
@@ -39,8 +40,9 @@ _FOLDER = ".builds"
 
 
 def builds_backend() -> Backend:
-    """Starts the sandboxes that images are built in."""
-    return get_backend(settings.SANDBOX_BACKEND, Path(settings.SANDBOX_DIR) / _FOLDER, settings.SANDBOX_OPTIONS)
+    """Starts the sandboxes that images are built in, which reach the network: packages come from there."""
+    options = replace(settings.SANDBOX_OPTIONS, full_network=True)
+    return get_backend(settings.SANDBOX_BACKEND, Path(settings.SANDBOX_DIR) / _FOLDER, options)
 
 
 class ImageBuilder:
@@ -84,7 +86,7 @@ class ImageBuilder:
             case BuildFailed():
                 retryable = error.retryable
             case SandboxError():
-                retryable = not isinstance(error, LimitExceeded)
+                retryable = not isinstance(error, LimitExceeded | BackendUnavailable)
             case _:
                 retryable = False
                 logger.error("an image's build failed", image=claim.image, build=claim.build_id, exc_info=error)

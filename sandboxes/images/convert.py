@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from sandboxes.backends.roots.sif import NotSif, root_partition, write_sif
@@ -32,13 +31,9 @@ async def to_sif(job: Job, directory: Path) -> Path:
 async def to_directory(job: Job, sif: Path) -> Path:
     """Unpack a SIF file. Raises BuildFailed."""
     job.step("unpacking the SIF file", 0.9, 0.95)
-    folder = job.workspace / "unpacked"
-    target = folder / "rootfs"
+    target = job.folder("unpacked") / "rootfs"
 
     def unpack_it() -> None:
-        folder.mkdir(mode=0o755)
-        if job.owner is not None:
-            os.chown(folder, job.owner, job.owner)
         try:
             unpack(sif, root_partition(sif), target, job.owner)
         except NotSif as error:

@@ -108,11 +108,17 @@ class Job:
     def unpacker(self, root: Path) -> Unpacker:
         """To fill a root file system with, a new one if it is not there."""
         if not root.is_dir():
-            root.mkdir()
-            root.chmod(0o755)
-            if self.owner is not None:
-                os.chown(root, self.owner, self.owner)
+            self.folder(root.name)
         return Unpacker(root, owner=self.owner, room=self.room, check=self.check)
+
+    def folder(self, name: str) -> Path:
+        """A directory in the workspace that belongs to `owner`, for programs that run as that user."""
+        folder = self.workspace / name
+        folder.mkdir(mode=0o755)
+        folder.chmod(0o755)
+        if self.owner is not None:
+            os.chown(folder, self.owner, self.owner)
+        return folder
 
     async def in_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what takes long and calls `check`. Returns, or is cancelled, only when it has ended."""
@@ -132,11 +138,12 @@ class Job:
         timeout: float,
         stdout: int | None = None,
         env: Mapping[str, str] | None = None,
+        user: int | None = None,
         retryable: bool = False,
     ) -> None:
         """Run a program of the host; what it prints goes to the log (with `stdout`, a descriptor, only its errors).
 
-        Raises BuildFailed with the end of what it printed.
+        `user` is the host user it runs as, None for our own. Raises BuildFailed with the end of what it printed.
         """
         name = Path(command[0]).name
         try:
@@ -148,6 +155,9 @@ class Job:
                 env={**program_environment(), **(env or {})},
                 cwd=self.workspace,
                 start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
             )
         except OSError as error:
             raise BuildFailed(f"{name} cannot be started: {error.strerror}") from error

@@ -55,6 +55,7 @@ class Debian(Source):
         unpacker = job.unpacker(root)
         reading, writing = os.pipe()
         command = [program, "--mode=unshare", "--format=tar", f"--variant={settings.variant}"]
+        command += ['--aptopt=Acquire::Retries "3"']
         command += [f"--components={','.join(settings.components)}"]
         command += [f"--include={','.join(settings.packages)}"] if settings.packages else []
         command += [settings.suite, "-", mirror]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from sandboxes.backends.apptainer.program import find_program
+from sandboxes.backends.apptainer.program import environment, find_program
 from sandboxes.errors import BackendUnavailable
 from sandboxes.images.errors import BuildFailed
 from sandboxes.images.job import Job, Made
@@ -41,12 +42,21 @@ class Definition(Source):
         return _SPACE
 
     async def make(self, settings: DefinitionSettings, job: Job) -> Made:
-        definition, target = job.workspace / "image.def", job.workspace / "image.sif"
-        definition.write_text(settings.text)
-        job.step("building with Apptainer", 0.0, 1.0)
         try:
-            program = find_program("", None)
+            program = find_program("", job.owner)
         except BackendUnavailable as error:
             raise BuildFailed(f"a definition is built by Apptainer, and there is none on this node: {error}") from error
-        await job.run([program.path, "build", str(target), str(definition)], timeout=_SECONDS, retryable=True)
+        folder = job.folder("apptainer")
+        for name in ("tmp", "cache", "config"):
+            job.folder(f"apptainer/{name}")
+        definition, target = job.workspace / "image.def", folder / "image.sif"
+        definition.write_text(settings.text)
+        definition.chmod(0o644)
+        job.step("building with Apptainer", 0.0, 1.0)
+        command = [program.path, "build", str(target), str(definition)]
+        await job.run(command, timeout=_SECONDS, env=environment(folder), user=job.owner, retryable=True)
+        if not target.is_file():
+            raise BuildFailed("Apptainer ended well, and made no image")
+        os.chown(target, os.geteuid(), os.getegid())
+        target.chmod(0o644)
         return Made(target, Format.SIF)

@@ -18,7 +18,7 @@ from sandboxes.images.job import Job, Lines, Made
 from sandboxes.images.pip_config import FILES as PIP_FILES
 from sandboxes.images.pip_config import PipConfig, read_pip_config
 from sandboxes.images.states import Format
-from sandboxes.protocol import Changes, CommandResult, Limits, NetworkMode, NetworkPolicy, SandboxSpec, Session
+from sandboxes.protocol import Changes, Limits, NetworkMode, NetworkPolicy, SandboxSpec, Session
 
 from .base import BasedSettings, Source
 
@@ -42,16 +42,14 @@ _ENV = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in _AUTHOR.items()},
 }
-_UNPACK = f"""( set -e
-cd {_WORK}
+_UNPACK = f"""cd {_WORK}
 python3 -W ignore -c 'import glob, shutil; shutil.unpack_archive(*glob.glob("sdist/*"), "unpacked")'
 [ "$(ls -A unpacked | wc -l)" = 1 ]
 mv unpacked/* {REPOSITORY}
-find {REPOSITORY} \\( -name .git -o -name .hg -o -name .svn \\) -prune -exec rm -rf {{}} + )"""
+find {REPOSITORY} \\( -name .git -o -name .hg -o -name .svn \\) -prune -exec rm -rf {{}} +"""
 # What installing leaves in the source. The package's own rules about what to ignore hold as well.
 _EXCLUDE = "*.egg-info/\n.eggs/\nbuild/\n__pycache__/\n*.so\n*.pyc\n"
-_COMMIT = f"""( set -e
-cd {REPOSITORY}
+_COMMIT = f"""cd {REPOSITORY}
 git init -q .
 git symbolic-ref HEAD refs/heads/main
 cp {_WORK}/exclude .git/info/exclude
@@ -60,7 +58,7 @@ git commit -q --no-verify --no-gpg-sign --allow-empty -F {_WORK}/message
 rm -rf .git/hooks .git/logs .git/COMMIT_EDITMSG .git/description .git/branches
 git status --porcelain
 [ -z "$(git status --porcelain)" ]
-[ "$(git rev-list --all --count)" = 1 ] )"""
+[ "$(git rev-list --all --count)" = 1 ]"""
 
 _Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][^\n\r\x00]*$", max_length=300)]
 _Extra = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -122,7 +120,9 @@ class _Shell:
 
     async def run(self, command: str, *, retryable: bool = False) -> None:
         lines = Lines(self._job.say)
-        result: CommandResult = await self.session.bash(command, timeout=_SECONDS, on_output=lines.feed)
+        # Into a pipe: at a terminal, programs draw.
+        piped = f"( set -e -o pipefail; {{ {command}\n}} </dev/null 2>&1 | cat )"
+        result = await self.session.bash(piped, timeout=_SECONDS, on_output=lines.feed)
         lines.end()
         if result.exit_code != 0:
             why = f"failed with status {result.exit_code}"
