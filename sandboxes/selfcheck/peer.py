@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
@@ -66,12 +65,12 @@ def _pong(request: dict[str, Any]) -> list[bytes]:
     return [encode({"id": request["id"], "dead_man_seconds": 600})]
 
 
-def _answer(number: int, payload: bytes = b"", **changes: object) -> bytes:
+def _answer(number: int, payload: bytes = b"", /, **changes: object) -> bytes:
     return encode({"id": number, **_BASH, **changes}, payload)
 
 
-def _without(key: str) -> _Forger:
-    return lambda number: [encode({"id": number, **{k: v for k, v in _BASH.items() if k != key}})]
+def _frame(payload: bytes = b"", /, **header: object) -> _Forger:
+    return lambda number: [encode({"id": number, **header}, payload)]
 
 
 async def _expect_end(call: Awaitable[object], what: str, *kinds: type[SandboxError]) -> None:
@@ -117,7 +116,7 @@ async def unasked_answers(bench: Bench) -> None:
         "an id that is a list": lambda number: [encode({**_BASH, "id": [number]})],
         "an id that is true": lambda _: [encode({**_BASH, "id": True})],
         "no id": lambda _: [encode(_BASH)],
-        "more than an answer": lambda number: [encode({"id": number, "more": True}, b"x")],
+        "more than an answer": _frame(b"x", more=True),
         "output for another request": lambda number: [encode({"id": number + 1000, "more": True}, b"x")],
     }
     for what, forge in attacks.items():
@@ -131,7 +130,9 @@ async def unasked_answers(bench: Bench) -> None:
 
 @check("an answer with missing or wrong fields is an error, not a result")
 async def wrong_fields(bench: Bench) -> None:
-    attacks: dict[str, _Forger] = {f"an answer without {key}": _without(key) for key in _BASH}
+    attacks: dict[str, _Forger] = {
+        f"an answer without {key}": _frame(**{name: value for name, value in _BASH.items() if name != key}) for key in _BASH
+    }
     for key, value in (
         ("exit_code", "0"),
         ("exit_code", -1),
@@ -145,9 +146,10 @@ async def wrong_fields(bench: Bench) -> None:
         ("truncated_bytes", 1.5),
         ("limit_exceeded", None),
     ):
-        attacks[f"{key} = {value!r}"] = lambda number, change={key: value}: [_answer(number, **change)]  # type: ignore[misc]
-    for failure in (7, [], {}, {"kind": 3}, {"kind": "file"}, {"kind": ["limit"], "message": {}}):
-        attacks[f"the failure {failure!r}"] = lambda number, why=failure: [encode({"id": number, "failure": why})]  # type: ignore[misc]
+        attacks[f"{key} = {value!r}"] = _frame(**{**_BASH, key: value})
+    failures: list[object] = [7, [], {}, {"kind": 3}, {"kind": "file"}, {"kind": ["limit"], "message": {}}]
+    for failure in failures:
+        attacks[f"the failure {failure!r}"] = _frame(failure=failure)
     for what, forge in attacks.items():
         async with _session(bench, forge) as session:
             await _expect_end(session.bash("true", timeout=60), what, SandboxProtocolError, SandboxFileError)
@@ -155,16 +157,14 @@ async def wrong_fields(bench: Bench) -> None:
 
 @check("files are no longer than was asked for, come in no more pieces than were asked for, and listings are listings")
 async def wrong_files(bench: Bench) -> None:
-    async with _session(bench, lambda number: [encode({"id": number}, bytes(1000))]) as session:
+    async with _session(bench, _frame(bytes(1000))) as session:
         await _expect_end(session.read_file("x", max_bytes=10), "a file that is too long", SandboxProtocolError)
-    pieces = itertools.repeat(64, 1000)
-    flood: _Forger = lambda number: (encode({"id": number, "more": True}, bytes(size)) for size in pieces)  # noqa: E731
-    async with _session(bench, flood) as session:
+    async with _session(bench, lambda number: [encode({"id": number, "more": True}, bytes(64))] * 1000) as session:
         await _expect_end(_download(session), "a flood of pieces", SandboxProtocolError)
-    async with _session(bench, lambda number: [encode({"id": number, "more": True}, bytes(1 << 23))]) as session:
+    async with _session(bench, _frame(bytes(1 << 23), more=True)) as session:
         await _expect_end(_download(session), "a piece that is too large", SandboxProtocolError)
     for listing in (b"file 1 /x", b"\0", b"file x /x\0", b"demon 1 /x\0", b"file -1 /x\0", b"file " + b"9" * 5000 + b" /x\0"):
-        async with _session(bench, lambda number, listing=listing: [encode({"id": number}, listing)]) as session:  # type: ignore[misc]
+        async with _session(bench, _frame(listing)) as session:
             await _expect_end(session.list_files("/"), f"the listing {listing[:20]!r}", SandboxProtocolError)
 
 
@@ -204,7 +204,7 @@ async def silence(bench: Bench) -> None:
 @check("the host's session survives what a broker sends a thousand times")
 async def many_failures(bench: Bench) -> None:
     failure = {"kind": "file", "reason": "other", "message": "x" * 10_000}
-    async with _session(bench, lambda number: [encode({"id": number, "failure": failure})]) as session:
+    async with _session(bench, _frame(failure=failure)) as session:
         for _ in range(1000):
             with contextlib.suppress(SandboxFileError):
                 await session.read_file("x")

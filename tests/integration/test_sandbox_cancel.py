@@ -27,9 +27,9 @@ from rollouts.worker.sandboxes import Sandboxes
 from rollouts.worker.stages import CARRY_OUT, Tools
 from rollouts.worker.writes import Writes
 from sandboxes.backends.none import NoBackend
-from sandboxes.errors import BackendUnavailable
+from sandboxes.errors import BackendUnavailable, SandboxError
 from sandboxes.models import Sandbox
-from sandboxes.protocol import Backend, SandboxSpec
+from sandboxes.protocol import Backend, Bind, SandboxSpec
 from sandboxes.registry import backend_names, get_backend
 from sandboxes.services import note_start
 from tests.integration.domain import Domain
@@ -173,12 +173,14 @@ async def carry_out_init(domain: Domain, worker: Worker, interruption: Interrupt
     """For a fresh rollout, which goes back to the queue afterwards, as by its worker process or by the rescuer."""
     claimed = await worker.database.call(lambda: domain.claim(domain.submit()[0], Stage.INIT))
     tools = Tools(database=worker.database, writes=Writes(worker.database), models=ModelClient(), sandboxes=worker.sandboxes)
-    await interruption.run(CARRY_OUT[Stage.INIT](tools, claimed))
-    await tools.models.close()
-    guard = Guard([State.INITIALIZING, State.READY])
-    await worker.database.call(
-        hand_back, rollout_id=claimed.rollout_id, guard=guard, stage=Stage.INIT, reason="it was interrupted"
-    )
+    try:
+        await interruption.run(CARRY_OUT[Stage.INIT](tools, claimed))
+    finally:
+        await tools.models.close()
+        guard = Guard([State.INITIALIZING, State.READY])
+        await worker.database.call(
+            hand_back, rollout_id=claimed.rollout_id, guard=guard, stage=Stage.INIT, reason="it was interrupted"
+        )
 
 
 def test_all_of_init(domain: Domain, in_sandbox: str, backend: Backend) -> None:
@@ -226,3 +228,21 @@ def test_all_of_init_in_a_warm_sandbox(domain: Domain, in_sandbox: str, backend:
     assert asyncio.run(go_through()) > 5
     assert asyncio.run(leftovers(backend, in_sandbox)) == {}
     assert not Sandbox.objects.filter(stopped_at=None).exists()
+
+
+def test_a_start_that_fails_leaves_a_row_that_says_when_and_why_it_ended(
+    domain: Domain, in_sandbox: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InSandbox, "spec", SandboxSpec(binds=(Bind("/nonexistent", "/opt/x"),)))
+
+    async def initialize() -> None:
+        worker = Worker(backend)
+        with pytest.raises(SandboxError):
+            await carry_out_init(domain, worker, Interruption(_MOST_AWAIT_POINTS))
+        await worker.sweep()
+
+    asyncio.run(initialize())
+    assert asyncio.run(leftovers(backend, in_sandbox)) == {}
+    row = Sandbox.objects.get()
+    assert (row.ready_at, row.stop_reason) == (None, "initialisation did not finish")
+    assert row.stopped_at is not None
