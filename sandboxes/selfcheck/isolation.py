@@ -71,7 +71,7 @@ async def hides_host_configuration(bench: Bench) -> None:
     async with bench.sandbox() as session:
         for path in (Path("/etc", name) for name in names):
             with contextlib.suppress(OSError):
-                if contents := path.read_text():
+                if contents := path.read_text()[:4096]:
                     result = await session.bash(f"cat {path}", timeout=5)
                     expect(contents not in result.output, f"{path} is the host's")
         result = await session.bash("cat /etc/shadow /etc/ssh/*key* /etc/ssl/private/* /root/.??* 2>/dev/null", timeout=5)
@@ -83,9 +83,9 @@ async def hides_platform_files(bench: Bench) -> None:
     name = bench.new_name()
     async with bench.sandbox(name=name) as session:
         state = bench.backend.state_dir
-        homes = [str(path) for path in (state, state / name, Path.home(), Path(sys.prefix)) if not path.is_relative_to("/usr")]
-        for path in homes:
-            await session.bash(f"ls -a {path}/.ssh {path}/.config {path}/*.json {path}/*.sock", timeout=5)
+        for path in (state, state / name, Path.home(), Path(sys.prefix)):
+            if path.is_relative_to("/usr"):
+                continue  # which is shown
             result = await session.bash(
                 f"[ {path} -ef ~ ] || ls -A {path} /proc/1/root{path} /proc/1/cwd/{path} 2>/dev/null", timeout=5
             )

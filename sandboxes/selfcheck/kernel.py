@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # Paths in /tmp are the sandbox's.
-# ruff: noqa: S108
 import ctypes
 import os
 import pty
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from sandboxes.protocol import HOST, Bind, SandboxSpec
 from sandboxes.selfcheck.attempts import expect_denied, start_marked
-from sandboxes.selfcheck.framework import Bench, CheckSkipped, check, expect, expect_equal, marker
+from sandboxes.selfcheck.framework import Bench, CheckSkipped, check, expect, expect_equal, marker, value_of
 from sandboxes.selfcheck.samples import directory_root
 
 _NAMESPACES = {
@@ -39,6 +38,24 @@ _OWN_SETTINGS = (
     "kernel/ns_last_pid",
 )
 _HARMLESS_DEVICES = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}  # null to urandom, tty, console, ptmx
+
+_LIST_DEVICES = """
+import os, stat
+statuses = [os.lstat(os.path.join(place, name)) for place, _, names in os.walk("/dev") for name in names]
+[(os.major(s.st_rdev), os.minor(s.st_rdev)) for s in statuses if stat.S_ISCHR(s.st_mode) or stat.S_ISBLK(s.st_mode)]
+"""
+_LIST_WRITABLE_SETTINGS = """
+import os
+writable = []
+for place, _, names in os.walk("/proc/sys"):
+    for path in (os.path.join(place, name) for name in names):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            writable.append(os.path.relpath(path, "/proc/sys"))
+        except OSError:
+            pass
+writable
+"""
 
 # Attempts, as `attempts.expect_denied` takes them.
 _MOUNTS = {
@@ -195,13 +212,8 @@ async def ignores_setuid(bench: Bench) -> None:
 
 @check("there are no devices but the harmless ones, none can be made, and those of binds do not open")
 async def has_no_devices(bench: Bench) -> None:
-    listing = "import os, stat\n[(os.major(s.st_rdev), os.minor(s.st_rdev)) for d, _, names in os.walk('/dev') for n in names"
-    listing += " for s in [os.lstat(os.path.join(d, n))] if stat.S_ISCHR(s.st_mode) or stat.S_ISBLK(s.st_mode)]"
     async with bench.sandbox(SandboxSpec(binds=(Bind("/dev", "/opt/dev"),))) as session:
-        result = await session.bash(
-            f"cat > /tmp/list.py <<'END'\n{listing.replace('[(', 'print([(', 1)})\nEND\npython3 -I /tmp/list.py", timeout=10
-        )
-        devices = {tuple(map(int, pair.split(", "))) for pair in result.output.strip()[2:-2].split("), (")}
+        devices = set(await value_of(session, _LIST_DEVICES))
         terminals = {(major, minor) for major, minor in devices if major == 136}
         expect_equal(devices - terminals - _HARMLESS_DEVICES, set(), "the set of other devices")
         attempts = {
@@ -216,15 +228,9 @@ async def has_no_devices(bench: Bench) -> None:
 
 @check("/proc gives nothing of the host's memory, log or settings, and changes none of them")
 async def protects_proc(bench: Bench) -> None:
-    settings = (
-        "import os\nfor directory, _, names in os.walk('/proc/sys'):\n for name in names:\n"
-        "  try: os.close(os.open(os.path.join(directory, name), os.O_WRONLY))\n  except OSError: continue\n"
-        "  print(os.path.join(directory, name)[len('/proc/sys/'):])\n"
-    )
     async with bench.sandbox() as session:
-        await session.write_file("/tmp/settings.py", settings.encode())
-        result = await session.bash("python3 -I /tmp/settings.py", timeout=20)
-        others = [line for line in result.output.splitlines() if not line.startswith(_OWN_SETTINGS)]
+        settings = await value_of(session, _LIST_WRITABLE_SETTINGS)
+        others = [setting for setting in settings if not setting.startswith(_OWN_SETTINGS)]
         expect_equal(others, [], "the list of kernel settings that can be written")
         result = await session.bash("grep -v '^0* ' /proc/kallsyms | head -n 1", timeout=10)
         expect_equal(result.output, "", "an address of the kernel")
