@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
 import struct
+
+from .lean import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def close_inherited(but: Collection[int]) -> None:
         if fd in but:
             os.set_inheritable(fd, False)
         elif fd > 2:
-            with contextlib.suppress(OSError):  # the one that we listed with
+            with suppress(OSError):  # the one that we listed with
                 os.close(fd)
 
 

@@ -17,10 +17,10 @@ memory. A port has MAX_STREAMS at most, further connections inside wait; only th
 
 from __future__ import annotations
 
-import socket
 import struct
 
 from .framing import MAX_STREAMS, STREAM_CHUNK, STREAM_WINDOW, FrameError
+from .lean import accepted, socket
 from .loop import READ, WRITE
 from .tool import BadRequest
 
@@ -96,7 +96,7 @@ class Forward:
 
     def _accept(self, _events: int) -> None:
         try:
-            peer, _ = self._listener.accept()
+            peer = accepted(self._listener)
         except OSError:
             return  # the peer is already gone
         peer.setblocking(False)

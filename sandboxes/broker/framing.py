@@ -10,6 +10,7 @@ The host sends requests `{"id": 7, "verb": "bash", ...}`; ids are its own choice
 answers each with `{"id": 7, ...}` or `{"id": 7, "failure": {"kind": ..., "message": ...}}`, in any order. Failures are of kind
 
     invalid    the request is malformed or impossible
+    input      the terminal cannot take all that was typed
     file       a file verb failed; `reason` as in `sandboxes.errors.SandboxFileError`
     cancelled  by the host
     unusable   the sandbox cannot serve it any more
@@ -24,8 +25,9 @@ ended everything inside because a limit was exceeded that no single command coul
 
 from __future__ import annotations
 
-import json
 import struct
+
+from .lean import from_json, to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ STREAM_CHUNK = 64 * 1024
 
 _LENGTHS = struct.Struct("!II")
 _LENGTH = struct.Struct("!I")
-_to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: that takes longer than a small header
 
 
 class FrameError(Exception):
@@ -56,7 +57,7 @@ class FrameError(Exception):
 
 def encode(header: Mapping[str, Any], payload: bytes = b"") -> bytes:
     """One frame. Raises FrameError when it would exceed MAX_FRAME or MAX_HEADER."""
-    head = _to_json(header).encode()
+    head = to_json(header)
     length = _LENGTH.size + len(head) + len(payload)
     if length > MAX_FRAME or len(head) > MAX_HEADER:
         raise FrameError(f"a frame of {length} bytes exceeds {MAX_FRAME}, or its header of {len(head)} bytes {MAX_HEADER}")
@@ -82,7 +83,7 @@ class FrameReader:
                 return
             head_end = _LENGTHS.size + head_length
             try:
-                header = json.loads(bytes(self._buffer[_LENGTHS.size : head_end]))
+                header = from_json(bytes(self._buffer[_LENGTHS.size : head_end]))
             except (ValueError, RecursionError) as error:
                 raise FrameError(f"bad frame header: {error}") from None
             if not isinstance(header, dict):

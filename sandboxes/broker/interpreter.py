@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 
 from .descriptors import CELL_CHANNEL, CELL_SOURCE
 from .framing import FrameError, FrameReader, encode
+from .lean import signal, socket
 from .output import OutputPipe
 from .pictures import MAX_PICTURES, MAX_TOTAL_BYTES, MIME_TYPES
 from .processes import send, spawn
@@ -61,7 +60,7 @@ class Interpreter(Tool):
         self._frames = FrameReader(_MAX_REPORT_BASE + 8 * self._settings.output_bytes + MAX_TOTAL_BYTES)  # two texts
         null = os.open(os.devnull, os.O_RDONLY)
         pid = spawn(
-            (*self._settings.command("python3"), sys.argv[0], "worker", str(self._settings.output_bytes)),
+            (*self._settings.command("python3"), sys.path[0], "worker", str(self._settings.output_bytes)),
             env={**_ENV, **self._settings.env},
             cwd=self.cwd,
             descriptors={0: null, 1: output, 2: output, CELL_CHANNEL: theirs.fileno(), CELL_SOURCE: self._source},
@@ -94,7 +93,7 @@ class Interpreter(Tool):
         if "exit_code" not in outcome:
             return dict(outcome["header"]), outcome["payload"]
         code = outcome["exit_code"]
-        how = f"was killed by {signal.Signals(code - 128).name}" if code > 128 else f"exited with code {code}"
+        how = f"was killed by {_name_of(code - 128)}" if code > 128 else f"exited with code {code}"
         error = f"The interpreter {how}; all its state is lost. The next cell runs in a new one.".encode()
         return {"value": None, "error": len(error), "pictures": []}, error
 
@@ -135,3 +134,9 @@ def _check_report(header: Mapping[str, Any], payload: bytes) -> None:
         sizes.append(picture[1])
     if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != len(payload):
         raise FrameError("sizes that do not fit")
+
+
+def _name_of(number: int) -> str:
+    from signal import Signals  # slow to import
+
+    return Signals(number).name

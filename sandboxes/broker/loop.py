@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import os
 import select
-import signal
 import time
+
+from .lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

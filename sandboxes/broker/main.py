@@ -10,9 +10,9 @@ because arguments are visible to every user of the host. LABEL is not used: it m
 
 from __future__ import annotations
 
-import json
 import os
-import socket
+
+from .lean import from_json, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     from .confine import close_inherited, join_control_group, keep_to_cpus, refuse_system_calls
 
     with open(int(arguments[0]), "rb") as file:  # noqa: PTH123 - a descriptor
-        config = json.load(file)
+        config = from_json(file.read())
     limits = config["limits"]
     control_group = config.get("control_group", {})
     close_inherited(but=[*control_group.values(), *config.get("held", ())])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 # No pathlib in the broker: it is slow to import.
 # ruff: noqa: PTH115, PTH208
-import contextlib
 import ctypes
 import fcntl
 import os
 import resource
-import signal
 import termios
 import time
+
+from .lean import signal, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def interrupt_descendants(root: int, since: Moment) -> None:
 
 def send(pid: int, number: int) -> None:
     """Signal a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 

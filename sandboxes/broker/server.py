@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 from .files import FileFailure
 from .forward import open_forward
 from .framing import MAX_FRAME, FrameError, FrameReader, encode
 from .interpreter import Interpreter
+from .lean import accepted, socket
 from .loop import READ, WRITE, Loop
 from .processes import kill_everything
 from .shell import Shell
@@ -72,7 +72,7 @@ class Server:
 
     def _on_connection(self, _events: int) -> None:
         try:
-            peer, _ = self._listener.accept()
+            peer = accepted(self._listener)
         except OSError:
             return  # the peer is already gone
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -122,7 +122,7 @@ class Request:
         try:
             step()
         except BadRequest as error:
-            self.fail("invalid", str(error))
+            self.fail(error.kind, str(error))
         except FileFailure as error:
             self.fail("file", str(error), reason=error.reason)
 

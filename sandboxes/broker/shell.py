@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
 
 from .descriptors import SHELL_COMMAND, SHELL_STATUS, SHELL_TERMINAL
+from .lean import signal, suppress
 from .processes import interrupt_descendants, send, spawn, working_directory
 from .terminal import ENV, Terminal
 from .tool import BadRequest, Call, Job, Settings, Tool, close_all
@@ -208,7 +207,7 @@ class Shell(Tool):
 
     def _note_directory(self) -> None:
         if self.pid is not None:
-            with contextlib.suppress(OSError):  # it ended just now: the last known directory has to do
+            with suppress(OSError):  # it ended just now: the last known directory has to do
                 self.cwd = working_directory(self.pid)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections import deque
 
+from .lean import deque, signal
 from .output import BoundedOutput
 from .processes import Moment, kill_descendants, rlimits, send
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 class BadRequest(Exception):
     """A well-formed request for something impossible."""
+
+    kind = "invalid"
 
 
 class Call:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 # No pathlib in the broker: it is slow to import.
 # ruff: noqa: PTH104, PTH108, PTH118, PTH120
-import contextlib
 import errno
 import os
 import stat
 
 from .files import FileFailure, make_parents, open_regular
 from .framing import TRANSFER_PIECE, TRANSFER_WINDOW
+from .lean import suppress
 from .tool import BadRequest
 
 TYPE_CHECKING = False
@@ -152,5 +152,5 @@ class _Upload(_Transfer):
 
     def _end(self) -> None:
         super()._end()
-        with contextlib.suppress(OSError):  # it has its name, or was removed inside
+        with suppress(OSError):  # it has its name, or was removed inside
             os.unlink(self._partial)

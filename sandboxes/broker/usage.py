@@ -4,12 +4,12 @@ from __future__ import annotations
 
 # No pathlib in the broker: it is slow to import.
 # ruff: noqa: PTH116, PTH123, PTH208
-import contextlib
 import itertools
 import os
 import stat
 import time
 
+from .lean import suppress
 from .processes import Process
 
 TYPE_CHECKING = False
@@ -140,7 +140,7 @@ def nameless_files(processes: Iterable[Process]) -> dict[int, int]:
     """Bytes of the open files that are in no directory, by device. Costs a system call for each open file."""
     sizes: dict[tuple[int, int], int] = {}
     for process in processes:
-        with contextlib.suppress(OSError):  # it ended, or hides what it has open
+        with suppress(OSError):  # it ended, or hides what it has open
             for name in os.listdir(f"/proc/{process.pid}/fd"):
                 status = os.stat(f"/proc/{process.pid}/fd/{name}")
                 if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
