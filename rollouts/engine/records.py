@@ -67,7 +67,6 @@ class RunOutcome:
     artefacts: dict[str, Any]
     fidelity: Fidelity
     artefacts_blob: str | None = None  # SHA-256 of the whole artefacts, when `artefacts` has become an excerpt
-    sandbox_ended: bool = False  # for exceeding a limit: only the artefacts are left
 
 
 class Recorder(Protocol):

@@ -52,14 +52,12 @@ async def run_stage(
     the agent's.
     """
     ctx.budget = Budget(deadline, ctx.conversation, action_timeout)
-    sandbox_ended = False
     try:
         termination = await _within(deadline, _run_with_budget(env), ctx, EnvironmentFailed)
     except StageTimedOut as exc:
         termination = Termination(Phase.RUN, Cause.AGENT_TIMEOUT, str(exc))
     except LimitExceeded as exc:  # what the agent did ended its sandbox
         termination = Termination(Phase.RUN, Cause.SANDBOX_LIMIT, f"{exc.limit}: {exc}")
-        sandbox_ended = True
     except ContextOverflow as exc:  # of an environment that samples without the shipped agent
         termination = Termination(Phase.RUN, Cause.CONTEXT_OVERFLOW, str(exc))
     if not isinstance(termination, Termination):
@@ -68,7 +66,7 @@ async def run_stage(
         json.dumps(ctx.artefacts, allow_nan=False)
     except (TypeError, ValueError) as exc:
         raise EnvironmentFailed(f"artefacts are not JSON: {describe(exc)}") from exc
-    return RunOutcome(termination, ctx.artefacts, ctx.conversation.fidelity, sandbox_ended=sandbox_ended)
+    return RunOutcome(termination, ctx.artefacts, ctx.conversation.fidelity)
 
 
 async def eval_stage(env: Environment, ctx: EvalContext, *, deadline: Deadline) -> Score:

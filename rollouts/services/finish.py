@@ -24,6 +24,7 @@ from rollouts.lifecycle import (
     AfterFailure,
     Cause,
     EventKind,
+    OnAgentTimeout,
     Phase,
     Stage,
     State,
@@ -38,6 +39,9 @@ from .history import note_failure, retries_by_stage
 from .storable import storable_json, storable_text
 from .transition import AttemptEnd, Guard, Move, move, move_each
 
+# Written when an agent's time ran out and its run says `on_agent_timeout: zero`.
+_TIMEOUT_ZERO = Score([RewardComponent(name="agent_timeout", value=0.0)])
+
 
 class Scored(NamedTuple):
     """EVAL is done."""
@@ -47,11 +51,10 @@ class Scored(NamedTuple):
 
 
 class Unscored(NamedTuple):
-    """RUN is done, and nothing is evaluated: it is worth 0 (`zero`), or the reward stays null and nobody trains on it."""
+    """The agent's time ran out in a run that does not evaluate such rollouts."""
 
     claim: Claim
     outcome: RunOutcome
-    zero: bool
 
 
 def finish_scored(done: Sequence[Scored]) -> list[bool]:
@@ -66,10 +69,11 @@ def finish_scored(done: Sequence[Scored]) -> list[bool]:
 
 
 def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
-    """End rollouts that are not evaluated. A reward of 0 has one component, called like the cause."""
+    """End rollouts whose run says what a timeout is worth: reward 0 (`zero`) or none (`drop`)."""
     moves: defaultdict[State, list[Move]] = defaultdict(list)
-    scores: list[tuple[Claim, Score | None]] = []
-    for claim, outcome, zero in done:
+    scores = []
+    for claim, outcome in done:
+        zero = claim.settings.on_agent_timeout is OnAgentTimeout.ZERO
         reward = 0.0 if zero else None
         values = {
             **termination_values(outcome.termination),
@@ -81,8 +85,7 @@ def finish_unscored(done: Sequence[Unscored]) -> list[bool]:
             "trainable": zero,
         }
         moves[final_state(outcome.termination)].append(claim.move(values=values, data={"reward": reward}))
-        component = RewardComponent(name=outcome.termination.cause.value, value=0.0)
-        scores.append((claim, Score([component]) if zero else None))
+        scores.append((claim, _TIMEOUT_ZERO if zero else None))
     return _end(moves, scores)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollouts.engine.deadlines import stage_deadline
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, describe
-from rollouts.engine.records import RunOutcome, TurnRecord
+from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, init_stage, restore_stage, run_stage
 from rollouts.environments import registry
 from rollouts.environments.base import (
@@ -19,7 +19,9 @@ from rollouts.environments.base import (
     EvalContext,
     InitContext,
     RestoresSandbox,
+    RewardComponent,
     RunContext,
+    Score,
     TaskPayload,
 )
 from rollouts.environments.errors import BrokenEnvironment
@@ -105,8 +107,9 @@ async def _run(tools: Tools, claim: Claim) -> None:
             deadline = stage_deadline(timeouts, Stage.RUN, held_before=claim.held_seconds)
             outcome = await run_stage(environment, ctx, deadline=deadline, action_timeout=timeouts.action)
             outcome = await without_large_artefacts(tools.database, outcome)
-        if unscored := _unscored(environment, claim, outcome):
-            await tools.writes.unscored(unscored)
+        unscored = (OnAgentTimeout.ZERO, OnAgentTimeout.DROP)
+        if outcome.termination.cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in unscored:
+            await tools.writes.unscored(Unscored(claim, outcome))
         else:
             needed = environment.evaluates_in_sandbox  # as in INIT, whatever comes of the write
             await tools.writes.ran(Ran(claim, outcome))
@@ -115,27 +118,19 @@ async def _run(tools: Tools, claim: Claim) -> None:
             await tools.sandboxes.stop(claim.sandbox_name, "RUN ended")
 
 
-def _unscored(environment: Environment, claim: Claim, outcome: RunOutcome) -> Unscored | None:
-    """What a rollout is worth that is not to be evaluated; None when it is to be."""
-    setting = claim.settings.on_agent_timeout
-    if outcome.termination.cause is Cause.AGENT_TIMEOUT and setting in (OnAgentTimeout.ZERO, OnAgentTimeout.DROP):
-        return Unscored(claim, outcome, zero=setting is OnAgentTimeout.ZERO)
-    # The policy has destroyed what there was to evaluate, and no new attempt would tell what that was worth.
-    if outcome.sandbox_ended and environment.evaluates_in_sandbox and not isinstance(environment, RestoresSandbox):
-        return Unscored(claim, outcome, zero=True)
-    return None
-
-
 async def _evaluate(tools: Tools, claim: Claim) -> None:
     environment, config, task = environment_of(claim)
     name = claim.sandbox_name if environment.evaluates_in_sandbox else ""
     finished = False
     try:
         artefacts = await whole_artefacts(tools.database, claim.artefacts, claim.artefacts_blob)
-        async with _left_by_run(tools, claim, name, artefacts) as session:
-            ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
-            deadline = stage_deadline(claim.settings.timeouts, Stage.EVAL, held_before=claim.held_seconds)
-            score = await eval_stage(environment, ctx, deadline=deadline)
+        try:
+            async with _left_by_run(tools, claim, name, artefacts) as session:
+                ctx = EvalContext(config=config, task=task, artefacts=artefacts, sandbox=session)
+                deadline = stage_deadline(claim.settings.timeouts, Stage.EVAL, held_before=claim.held_seconds)
+                score = await eval_stage(environment, ctx, deadline=deadline)
+        except _NothingLeft:
+            score = Score([RewardComponent(Cause.SANDBOX_LIMIT.value, 0.0)])
         finished = await tools.writes.scored(Scored(claim, score))
     finally:
         if name and finished:
@@ -150,13 +145,27 @@ async def _left_by_run(tools: Tools, claim: Claim, name: str, artefacts: Mapping
         try:
             spec = spec_of(environment, config, task) if name else None
             session = await stack.enter_async_context(tools.sandboxes.session(name, spec))
-        except (SandboxLost, LimitExceeded):
+            if session is not None:
+                await session.ping()  # a sandbox that was ended for a limit answers with that
+        except (SandboxLost, LimitExceeded) as error:
             if not isinstance(environment, RestoresSandbox):
-                raise
+                raise _why_not_evaluated(claim, error) from error
             # Another name for each try: one that was stopped is not started again.
             rebuilt = rebuilt_sandbox(tools, claim, f"{name}-eval-{secrets.token_hex(3)}", artefacts)
             session = await stack.enter_async_context(rebuilt)
         yield session
+
+
+class _NothingLeft(Exception):
+    """What the policy ran has ended the sandbox that evaluation needs, and nobody can rebuild it."""
+
+
+def _why_not_evaluated(claim: Claim, error: SandboxLost | LimitExceeded) -> Exception:
+    if isinstance(error, SandboxLost):
+        return error
+    if claim.termination_cause == Cause.SANDBOX_LIMIT:
+        return _NothingLeft()
+    return SandboxLost(f"the sandbox was ended before its evaluation began: {error}")
 
 
 @contextlib.asynccontextmanager

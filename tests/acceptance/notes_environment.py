@@ -36,7 +36,7 @@ class NotesTask(TaskPayload):
     init_seconds: float = 0.0
 
 
-class Notes:
+class BareNotes:
     """A note with the agent's deadline in it is worth 1."""
 
     config: ClassVar = NotesConfig
@@ -73,9 +73,13 @@ class Notes:
         note = await _read(ctx.sandbox)
         return Score([RewardComponent("dated", float(note.strip().isdecimal()), detail={"note": note})])
 
+
+class Notes(BareNotes):
+    """Its sandbox can be rebuilt."""
+
     async def restore(self, ctx: EvalContext) -> None:
         assert ctx.sandbox is not None
-        await ctx.sandbox.write_file(NOTE, ctx.artefacts["note"].encode())
+        await ctx.sandbox.write_file(NOTE, ctx.artefacts.get("note", "").encode())
 
 
 async def _read(sandbox: Session) -> str:

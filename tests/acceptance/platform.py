@@ -229,11 +229,14 @@ def submit(platform: Platform, url: str, groups: list[dict[str, Any]], settings:
 
 @contextlib.contextmanager
 def platform_with_notes(folder: Path, model: str, **config: object) -> Iterator[Platform]:
-    """It carries out rollouts; the environment of `notes_environment.py` is installed as a package, and registered."""
+    """It carries out rollouts; the environments of `notes_environment.py` are installed as a package, and registered."""
     metadata = folder / "notes-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[prorl.environments]\nnotes = tests.acceptance.notes_environment:Notes\n")
+    module = "tests.acceptance.notes_environment"
+    (metadata / "entry_points.txt").write_text(
+        f"[prorl.environments]\nnotes = {module}:Notes\nbare-notes = {module}:BareNotes\n"
+    )
     with running_platform(folder / "var", db_pool_size=2) as running:
         running.env["PYTHONPATH"] = os.pathsep.join([str(folder), str(_ROOT)])
         running.start_execution()
@@ -246,7 +249,8 @@ def platform_with_notes(folder: Path, model: str, **config: object) -> Iterator[
 _CREATE_NOTES = """
 from rollouts.models import Project
 from rollouts.services.registry import create_environment
-create_environment(project=Project.objects.get(), name="notes", handler="notes", config={config!r})
+for name in ("notes", "bare-notes"):
+    create_environment(project=Project.objects.get(), name=name, handler=name, config={config!r})
 print("null")
 """
 

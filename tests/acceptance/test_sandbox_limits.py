@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.platform import Platform, call_bash, platform_with_notes, play
+from tests.acceptance.platform import Platform, call_bash, platform_with_notes, play, submit
 
 LIMITS = {"memory_mb": 300, "processes": 40, "disk_mb": 50, "flood_mb": 20}
 
@@ -44,3 +44,37 @@ def test_a_hog_ends_as_its_policys_doing_and_is_scored(platform: Platform, quick
 
     [next_one] = play(platform, quick_model, call_bash("echo 2 > note.txt") + "[[reply2:Done.]]")
     assert (next_one["termination_cause"], next_one["reward"]) == ("completed", 1.0)
+
+
+@pytest.mark.parametrize(("environment", "component"), [("notes", "dated"), ("bare-notes", "sandbox_limit")])
+def test_an_agent_whose_sandbox_was_ended_gets_nothing(platform: Platform, quick_model: str, environment: str, component: str):
+    """Evaluation takes place in a sandbox, which one of the environments can rebuild."""
+    platform.shell(CREATE_SHORT_LIVED.format(environment=environment))
+    run_id = submit(
+        platform,
+        quick_model,
+        [
+            {
+                "n": 1,
+                "environment": f"short-lived-{environment}",
+                "payload": {"question": call_bash("echo 1 > note.txt; sleep 60")},
+            }
+        ],
+    )
+    platform.wait_until_all_finished()
+    [rollout] = platform.rows("SELECT * FROM rollouts_rollout WHERE run_id = %s", run_id)
+    assert (rollout["state"], rollout["termination_cause"], rollout["trainable"]) == ("succeeded", "sandbox_limit", True)
+    assert rollout["termination_detail"].startswith("wall_seconds: ")
+    rewards = platform.rows("SELECT name, value FROM rollouts_reward WHERE rollout_id = %s", rollout["id"])
+    assert rewards == [{"name": component, "value": 0.0}]
+
+
+CREATE_SHORT_LIVED = """
+from rollouts.models import Environment, Project
+from rollouts.services.registry import create_environment
+config = {{**Environment.objects.get(name="notes").config, "limits": {{"wall_seconds": 8}}}}
+create_environment(
+    project=Project.objects.get(), name="short-lived-{environment}", handler="{environment}", config=config
+)
+print("null")
+"""

@@ -296,7 +296,7 @@ class Life(RuleBasedStateMachine):
         elif claim.stage is Stage.EVAL:
             finish_scored([Scored(claim, Score([RewardComponent("correct", 1.0)]))])
         elif cause is Cause.AGENT_TIMEOUT and claim.settings.on_agent_timeout in (OnAgentTimeout.ZERO, OnAgentTimeout.DROP):
-            finish_unscored([Unscored(claim, outcome, zero=claim.settings.on_agent_timeout is OnAgentTimeout.ZERO)])
+            finish_unscored([Unscored(claim, outcome)])
         else:
             hand_over_for_evaluation([Ran(claim, outcome)])
 

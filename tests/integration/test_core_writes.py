@@ -11,11 +11,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from rollouts.engine.errors import Failure
-from rollouts.engine.records import RunOutcome, ToolCallRecord, TurnRecord
-from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination
+from rollouts.engine.records import ToolCallRecord, TurnRecord
+from rollouts.lifecycle import Cause, Phase, Stage, State, Termination
 from rollouts.models import Rollout, Run, ToolCall
 from rollouts.services.delivery_events import _runs_finished
-from rollouts.services.finish import Unscored, fail, finish_unscored
+from rollouts.services.finish import fail
 from rollouts.services.progress import TurnWrite, record_turns
 from rollouts.services.reap import reap
 from rollouts.services.servers import remove_server
@@ -27,17 +27,6 @@ def test_a_tool_may_cut_more_bytes_than_fit_into_32_bits(domain: Domain):
     call = ToolCallRecord(0, 0, "bash", {}, "cat /dev/zero", "", time.time(), 30.0, truncated_bytes=3 * 2**30)
     assert record_turns([TurnWrite(claim, TurnRecord(0, tool_calls=[call]))]) == [True]
     assert ToolCall.objects.get().truncated_bytes == 3 * 2**30
-
-
-def test_a_policy_that_left_nothing_to_evaluate_gets_nothing(domain: Domain):
-    claim = domain.claim(domain.rollout_in(State.READY), Stage.RUN)
-    termination = Termination(Phase.RUN, Cause.SANDBOX_LIMIT, "wall_seconds: it was ended after 60 s")
-    outcome = RunOutcome(termination, {}, Fidelity.TOKEN_EXACT, sandbox_ended=True)
-    assert finish_unscored([Unscored(claim, outcome, zero=True)]) == [True]
-    rollout = Rollout.objects.get()
-    assert (rollout.state, rollout.termination_cause, rollout.termination_blame) == ("succeeded", "sandbox_limit", "policy")
-    assert (rollout.reward, rollout.trainable) == (0.0, True)
-    assert list(rollout.rewards.values_list("name", "value")) == [("sandbox_limit", 0.0)]
 
 
 def test_a_backoff_is_measured_by_the_databases_clock(domain: Domain, monkeypatch: pytest.MonkeyPatch):

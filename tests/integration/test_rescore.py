@@ -45,7 +45,7 @@ def ran(domain: Domain, cause: Cause = Cause.COMPLETED, **settings: Any) -> Roll
     outcome = RunOutcome(Termination(Phase.RUN, cause, "as RUN said"), {"answer": "3"}, Fidelity.TOKEN_EXACT)
     claim = domain.claim(rollout, Stage.RUN)
     if cause is Cause.AGENT_TIMEOUT and settings.get("on_agent_timeout") in ("zero", "drop"):
-        assert all(finish_unscored([Unscored(claim, outcome, zero=settings["on_agent_timeout"] == "zero")]))
+        assert all(finish_unscored([Unscored(claim, outcome)]))
     else:
         assert all(hand_over_for_evaluation([Ran(claim, outcome)]))
     return refreshed(rollout)
