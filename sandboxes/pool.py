@@ -23,9 +23,9 @@ from sandboxes.protocol import Backend, Root, SandboxInfo, SandboxSpec, Session
 logger = structlog.get_logger(__name__)
 
 _CHECK_SECONDS = 10.0  # between looks at those that wait
-_PING_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 _FORGET_SECONDS = 600.0  # what nobody asked for in this time is kept warm no more
-_PAUSE_SECONDS = 10.0  # after a start that failed
+_PAUSE_SECONDS = 10.0  # of one image, after a start that failed
 _MAX_ENV_BYTES = 4096  # what a session's `set_env` takes
 
 
@@ -77,6 +77,7 @@ class _Shelf:
 
     recent: deque[_Kind] = field(default_factory=deque)
     asked_at: float = 0.0
+    paused_until: float = 0.0
     warm: defaultdict[_Kind, list[_Warm]] = field(default_factory=lambda: defaultdict(list))
 
     def note(self, kind: _Kind, target: int) -> None:
@@ -86,6 +87,8 @@ class _Shelf:
             self.recent.appendleft(kind)
 
     def missing(self) -> _Kind | None:
+        if time.monotonic() < self.paused_until:
+            return None
         for kind, wanted in Counter(self.recent).items():
             if len(self.warm[kind]) < wanted:
                 return kind
@@ -94,9 +97,11 @@ class _Shelf:
     def take_surplus(self) -> list[_Warm]:
         wanted = Counter(self.recent)
         surplus = []
-        for kind, waiting in self.warm.items():
+        for kind, waiting in list(self.warm.items()):
             while len(waiting) > wanted[kind]:
                 surplus.append(waiting.pop(0))
+            if not wanted[kind]:
+                del self.warm[kind]
         return surplus
 
 
@@ -124,12 +129,12 @@ class WarmPool:
         while waiting := shelf.warm[kind]:
             warm = waiting.pop(0)
             try:
-                if spec.env:
-                    await warm.session.set_env(spec.env)
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await warm.session.set_env(spec.env)  # also without any: it may have died since it was looked at
                 await self._backend.rename(warm.info.name, name)
                 await warm.session.close()
-            except SandboxError as error:
-                self._discard(warm, f"was of no use: {error}")
+            except (SandboxError, TimeoutError) as error:
+                self._discard(warm, f"was of no use: {error or 'no answer'}")
             except BaseException:
                 self._discard(warm, "the hand-over was cancelled")
                 raise
@@ -159,25 +164,27 @@ class WarmPool:
         return {image: sum(map(len, shelf.warm.values())) for image, shelf in self._shelves.items()}
 
     async def _tend(self) -> None:
-        for shelf in list(self._shelves.values()):
+        for image, shelf in list(self._shelves.items()):
             if time.monotonic() - shelf.asked_at > _FORGET_SECONDS:
                 shelf.recent.clear()
             self._discard_surplus(shelf, "no longer wanted")
+            if not shelf.recent:
+                del self._shelves[image]
+                continue
             await self._check(shelf)
             while (kind := shelf.missing()) is not None:
                 try:
                     await self._start(shelf, kind)
-                except SandboxError as error:
-                    logger.warning("warm sandbox did not start; pausing", image=kind.spec.image, error=str(error))
-                    await asyncio.sleep(_PAUSE_SECONDS)
-                    break
+                except Exception as error:  # a database that does not answer is no reason to give up, either
+                    logger.warning("warm sandbox did not start; pausing", image=image, error=repr(error))
+                    shelf.paused_until = time.monotonic() + _PAUSE_SECONDS
 
     async def _check(self, shelf: _Shelf) -> None:
         """Discard what does not answer any more."""
-        for waiting in shelf.warm.values():
+        for waiting in list(shelf.warm.values()):  # requests for other kinds come in meanwhile
             for warm in list(waiting):
                 try:
-                    async with asyncio.timeout(_PING_SECONDS):
+                    async with asyncio.timeout(_ANSWER_SECONDS):
                         await warm.session.ping()
                 except (SandboxError, TimeoutError):
                     if warm in waiting:  # nobody has taken it in the meantime

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.errors import SandboxLost
 from sandboxes.pool import WarmPool
-from sandboxes.protocol import HOST, Backend, Limits, SandboxSpec
+from sandboxes.protocol import HOST, Backend, Limits, Root, RootKind, SandboxSpec
 
 _SECONDS = 60.0
 
@@ -120,7 +123,7 @@ async def test_a_target_of_zero_empties_the_pool(backend: Backend) -> None:
         await until(lambda: pool.sizes == {"": 1}, "a warm sandbox")
         await pool.take("second", SandboxSpec(limits=Limits(processes=7)), HOST, target=0)
         await until(lambda: "no longer wanted" in notes.state.values(), "it to be stopped")
-        assert pool.sizes == {"": 0}
+        assert pool.sizes == {}
 
 
 async def test_a_warm_sandbox_that_died_is_not_handed_over(backend: Backend) -> None:
@@ -132,6 +135,47 @@ async def test_a_warm_sandbox_that_died_is_not_handed_over(backend: Backend) -> 
         assert await pool.take("second", SandboxSpec(), HOST, target=1) is None
         with pytest.raises(SandboxLost):
             await backend.connect("second")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_warm_sandbox_that_does_not_answer_is_not_handed_over(backend: Backend, number: signal.Signals) -> None:
+    notes = Notes()
+    async with running_pool(backend, notes) as pool:
+        await pool.take("first", SandboxSpec(), HOST, target=1)
+        await until(lambda: pool.sizes == {"": 1}, "a warm sandbox")
+        [warm] = await backend.list()
+        os.kill(json.loads((backend.state_dir / warm / "sandbox.json").read_text())["pid"], number)
+        async with asyncio.timeout(30):
+            assert await pool.take("second", SandboxSpec(), HOST, target=0) is None
+        await until(lambda: notes.state[warm].startswith("was of no use"), "it to be stopped")
+
+
+async def test_requests_for_ever_new_kinds_do_not_end_the_pool(backend: Backend) -> None:
+    async with running_pool(backend, Notes()) as pool:
+        await pool.take("first", SandboxSpec(), HOST, target=2)
+        await until(lambda: pool.sizes == {"": 2}, "two warm sandboxes")
+        for number in range(20):
+            other = SandboxSpec(limits=Limits(processes=20 + number))
+            taken = asyncio.create_task(pool.take(f"other-{number}", other, HOST, target=2))
+            await asyncio.sleep(0.001 * (number % 4))
+            await taken
+        await until(lambda: pool.sizes == {"": 2}, "the pool to be full again")
+
+
+async def test_broken_images_and_failing_notes_hold_up_no_other_image(backend: Backend) -> None:
+    class Forgetful(Notes):
+        async def started(self, name: str, image: str) -> None:
+            if image == "sha256-unnoted":
+                raise ConnectionError("no database")
+            await super().started(name, image)
+
+    async with running_pool(backend, Forgetful()) as pool:
+        for number in range(10):
+            root = Root(RootKind.DIRECTORY, "/nonexistent", f"sha256-{number}")
+            await pool.take("broken", SandboxSpec(image=f"broken{number}"), root, target=1)
+        await pool.take("unnoted", SandboxSpec(image="unnoted"), Root(RootKind.DIRECTORY, "/", "sha256-unnoted"), target=1)
+        await pool.take("sound", SandboxSpec(), HOST, target=1)
+        await until(lambda: pool.sizes[""] == 1, "a warm sandbox of the sound one")
 
 
 async def test_a_cancelled_hand_over_destroys_the_sandbox(backend: Backend) -> None:
