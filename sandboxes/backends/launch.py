@@ -12,6 +12,7 @@ from typing import Any
 
 from sandboxes import channel
 from sandboxes.backends import bwrap_program, host_processes
+from sandboxes.backends.bundle import START
 from sandboxes.backends.bwrap_arguments import OVERLAY, UPPER, WORK, ImageRoot, file_texts, sandbox_arguments, writable_places
 from sandboxes.backends.enforcement import Enforcement
 from sandboxes.backends.roots import runtime
@@ -171,8 +172,8 @@ def _mounts(host: Host, spec: SandboxSpec, base: Base, image: ImageRoot | None) 
 def broker_command(base: Base) -> list[str]:
     """The command inside; the descriptor with its configuration and the label follow."""
     if base.runtime is None:
-        return [INTERPRETER, "-I", "-S", bwrap_program.BUNDLE]
-    return [*base.runtime.python, "-I", "-S", runtime.BUNDLE]
+        return [INTERPRETER, "-I", "-S", "-c", START, bwrap_program.BUNDLE]
+    return [*base.runtime.python, "-I", "-S", "-c", START, runtime.BUNDLE]
 
 
 def memory_file(stack: contextlib.ExitStack, text: str) -> int:

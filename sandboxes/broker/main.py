@@ -1,4 +1,4 @@
-"""Start-up of the broker: `python3 -I -S BUNDLE DESCRIPTOR LABEL` with a listening Unix socket as standard input.
+"""Start-up of the broker: `python3 -I -S -c START BUNDLE DESCRIPTOR LABEL` with a listening Unix socket as standard input.
 
 DESCRIPTOR is the number of an open file with the configuration, one JSON object: `limits` (the fields of
 `sandboxes.protocol.Limits`), `env` (the whole environment of tools) and `dead_man_seconds`. Optional are `writable` (where
