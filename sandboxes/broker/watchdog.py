@@ -11,6 +11,7 @@ import os
 import time
 
 from .blame import Scene, end_jobs, end_the_worst, kill_background
+from .crowding import Crowding
 from .loop import PRIORITY
 from .usage import DiskTree, MemoryFiles, is_full, memory_shares, nameless_files
 
@@ -26,7 +27,7 @@ _SHORTEST, _LONGEST = 0.02, 0.1  # seconds between two looks while a command run
 _LONGEST_IDLE = 0.5  # while only background processes do
 _COST_SHARE = 20  # looking takes at most this part of the time
 _BETWEEN_NAMELESS = 0.5
-_STUCK_AT_LIMIT = 1.0  # so long may a sandbox have all the processes it may have
+_LONGEST_CROWDED = 1.0  # so long may a sandbox have all the processes it may have
 _SETTLING = 1.0  # what was killed is not gone at once
 
 
@@ -64,7 +65,7 @@ class Watchdog:
         self._trees = [DiskTree(path) for path in writable.disk]
         self._nameless: dict[int, int] = {}
         self._next_nameless = 0.0
-        self._at_limit_since: float | None = None
+        self._crowding = Crowding(loop, self._processes)
         self._settling: dict[object, float] = {}  # what was acted on -> until when
         self._untold = ""  # the limit that was exceeded when there was no job to be told
         self._last_look = 0.0
@@ -122,13 +123,14 @@ class Watchdog:
 
     def _look_at_processes(self, scene: Scene, now: float) -> None:
         threads = {process.pid: process.threads for process in scene.processes}
-        if sum(threads.values()) + 2 <= self._processes:  # the broker is one too, and one less may be all the kernel gives
-            self._at_limit_since = None
-        elif self._at_limit_since is None:
-            self._at_limit_since = now
-        stuck = self._at_limit_since is not None and now - self._at_limit_since > _STUCK_AT_LIMIT
-        if self._is_to_act("processes", stuck, now) and not end_the_worst("processes", scene, threads):
-            self._end_background("processes")
+        if 2 * sum(threads.values()) < self._processes:
+            self._crowding.clear()
+        else:
+            self._crowding.look(now)
+        if self._is_to_act("processes", self._crowding.seconds > _LONGEST_CROWDED, now):
+            self._crowding.clear()
+            if not end_the_worst("processes", scene, threads):
+                self._end_background("processes")
 
     def _look_at_disk(self, now: float) -> None:
         exceeded = self._newly_full()
