@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from sandboxes.backends.roots.ownership import sandbox_user
+from sandboxes.backends.staging import is_reachable
 from sandboxes.images.convert import to_directory, to_sif
 from sandboxes.images.digest import read_contents
 from sandboxes.images.errors import BuildFailed
@@ -44,7 +45,13 @@ async def build_image(
     Raises BuildFailed. When this is cancelled, nothing of it goes on, and nothing is left but the log.
     """
     source = KINDS[kind]
+    owner = sandbox_user()
     free = store.free_bytes()
+    if owner is not None and not is_reachable(store.folder / "any"):
+        raise BuildFailed(
+            f"sandboxes run as user {owner}, who cannot go to {store.folder}: set PRORL_IMAGE_DIR to a directory that "
+            "everybody may enter, such as /var/lib/prorl/images"
+        )
     needed = source.space(settings) + (2 * base.size if base else 0)
     if free - RESERVE_BYTES < needed:
         raise BuildFailed(
@@ -55,7 +62,7 @@ async def build_image(
         job = Job(
             name=name,
             workspace=workspace,
-            owner=sandbox_user(),
+            owner=owner,
             room=free - RESERVE_BYTES,
             monitor=monitor,
             format=format,

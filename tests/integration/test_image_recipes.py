@@ -28,6 +28,7 @@ from sandboxes.options import NodeOptions
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.registry import get_backend
 from sandboxes.selfcheck.samples import FACT, TEXT, directory_root
+from tests.unit.image_archives import open_folder
 
 PACKAGES = ["python3-venv", "git", "ca-certificates"]
 
@@ -79,10 +80,9 @@ class Workshop:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    folder = tmp_path_factory.mktemp("images")
-    yield Workshop(folder)
-    shutil.rmtree(folder)
+def workshop() -> Iterator[Workshop]:
+    with open_folder() as folder:
+        yield Workshop(folder)
 
 
 @pytest.fixture(scope="module")
@@ -250,15 +250,19 @@ async def test_a_definition_is_built_by_apptainer(workshop: Workshop):
         await workshop.build("definition", text="Bootstrap: localimage\nFrom: /nowhere.sif\n")
 
 
-async def test_verifying_finds_what_was_changed_and_what_does_not_start(workshop: Workshop, tmp_path: Path, sample_tar: Path):
-    entry = await Workshop(tmp_path).build("tarball", path=str(sample_tar))
-    changed = Store(tmp_path / "store")
-    (entry.path / FACT[1:]).write_text("otherwise")
-    problems = await verify(changed, entry.digest, workshop.backend)
-    assert len(problems) == 1
-    assert "its contents have changed" in problems[0]
-    shutil.rmtree(entry.path / "etc")
-    (entry.path / "etc").write_text("no directory")
-    assert "no sandbox can be started" in (await verify(changed, entry.digest, workshop.backend))[1]
-    assert await verify(changed, f"sha256-{'0' * 64}", workshop.backend) == [f"{changed.folder} does not have it"]
-    assert await workshop.backend.list() == []
+async def test_verifying_finds_what_was_changed_and_what_does_not_start(sample_tar: Path):
+    with open_folder() as folder:
+        workshop = Workshop(folder)
+        store, backend = workshop.store, workshop.backend
+        entry = await workshop.build("tarball", path=str(sample_tar))
+        (entry.path / FACT[1:]).write_text("otherwise")
+        problems = await verify(store, entry.digest, backend)
+        assert len(problems) == 1
+        assert "its contents have changed" in problems[0]
+        shutil.rmtree(entry.path)
+        assert [problem.split(":")[0] for problem in await verify(store, entry.digest, backend)] == [
+            f"{entry.path} cannot be read",
+            "no sandbox can be started from it",
+        ]
+        assert await verify(store, f"sha256-{'0' * 64}", backend) == [f"{store.folder} does not have it"]
+        assert await backend.list() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,16 @@ from tests.integration.image_case import (
     state_of,
     stored_image,
 )
-from tests.unit.image_archives import Tar
+from tests.unit.image_archives import Tar, open_folder
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, settings: Any) -> Store:
-    settings.IMAGE_DIR = tmp_path / "images"
-    return image_store()
+def store(settings: Any) -> Iterator[Store]:
+    with open_folder() as folder:
+        settings.IMAGE_DIR = folder / "images"
+        yield image_store()
 
 
 def archive(path: Path, content: bytes = b"hello") -> Path:

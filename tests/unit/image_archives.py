@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -9,7 +10,8 @@ import json
 import lzma
 import sys
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {
     "zstd": lambda data: zstd.compress(data),
     "xz": lambda data: lzma.compress(data),
 }
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A directory that any user can go to, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="prorl-images-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 class Tar:

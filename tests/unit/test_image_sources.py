@@ -8,7 +8,7 @@ import json
 import shutil
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sandboxes.images.sources import KINDS, parse_settings
 from sandboxes.images.states import Format
 from sandboxes.images.store import Entry, Store
 from sandboxes.registry import get_backend
-from tests.unit.image_archives import COMPRESSIONS, Tar, digest_of, docker_archive, image_config, oci_layout
+from tests.unit.image_archives import COMPRESSIONS, Tar, digest_of, docker_archive, image_config, oci_layout, open_folder
 
 LOWER = Tar().directory("etc").add("etc/motd", b"hello").add("etc/gone", b"x").directory("opt").add("opt/old", b"x").data()
 UPPER = Tar().add("etc/.wh.gone").add("opt/.wh..wh..opq").add("opt/new", b"y").link("mtab", "/proc/mounts").data()
@@ -73,8 +73,9 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path) -> Workshop:
-    return Workshop(tmp_path)
+def workshop() -> Iterator[Workshop]:
+    with open_folder() as folder:
+        yield Workshop(folder)
 
 
 def check_two_layers(entry: Entry) -> None:
@@ -240,6 +241,14 @@ class TestTarballs:
         with pytest.raises(BuildFailed, match="are needed, and of the"):
             await workshop.build("tarball", path=str(tmp_path / "root.tar"))
         assert workshop.watcher.lines == []
+
+
+@pytest.mark.skipif(sandbox_user() is None, reason="sandboxes run as our own user")
+async def test_a_store_that_sandboxes_cannot_go_to_is_refused(tmp_path: Path):
+    (tmp_path / "root.tar").write_bytes(LOWER)
+    tmp_path.chmod(0o700)
+    with pytest.raises(BuildFailed, match=r"who cannot go to .* set PRORL_IMAGE_DIR"):
+        await Workshop(tmp_path).build("tarball", path=str(tmp_path / "root.tar"))
 
 
 class TestTheStore:
