@@ -212,6 +212,10 @@ def test_a_mount_whose_program_was_killed_is_replaced(shared: SharedRoots) -> No
         assert (held.directory / FACT.lstrip("/")).read_text() == TEXT
         shared.sweep()
         assert held.directory.is_mount()
+        (pid,) = _squashfuses(root)
+        os.kill(pid, signal.SIGKILL)
+        while _squashfuses(root):
+            time.sleep(0.01)
     shared.sweep()
     assert not held.directory.exists()
 

@@ -75,9 +75,9 @@ class SharedRoots:
     def sweep(self) -> None:
         """Unmount what no sandbox uses."""
         for folder in self._folders():
-            if (folder / _MOUNT).exists():
+            if _has_mount(folder):
                 with _unused(folder) as unused:
-                    if unused and (folder / _MOUNT).exists():
+                    if unused and _has_mount(folder):
                         squashfuse.unmount(folder / _MOUNT)
                         (folder / _MOUNT).rmdir()
 
@@ -89,7 +89,8 @@ class SharedRoots:
         partition = root_partition(sif)
         reason = squashfuse.why_not(self._user)
         if not reason and not (folder / _FOREIGN).exists():
-            mount.mkdir(mode=0o755, exist_ok=True)
+            if not _has_mount(folder):
+                mount.mkdir(mode=0o755)
             try:
                 if not squashfuse.is_mounted(mount):
                     squashfuse.mount(sif, partition, mount, self._user)
@@ -143,6 +144,11 @@ class SharedRoots:
 
     def _folders(self) -> list[Path]:
         return [entry for entry in self._base.iterdir() if (entry / _USERS).exists()] if self._base.is_dir() else []
+
+
+def _has_mount(folder: Path) -> bool:
+    # By name only: to look at it would be to ask a program that may be dead, or just beginning.
+    return _MOUNT in os.listdir(folder)  # noqa: PTH208
 
 
 @contextlib.contextmanager
