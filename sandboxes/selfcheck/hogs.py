@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandboxes.errors import LimitExceeded
-from sandboxes.protocol import CommandResult, Limits, PythonResult, SandboxSpec, Session
+from sandboxes.protocol import Changes, CommandResult, Limits, PythonResult, SandboxSpec, Session
 from sandboxes.selfcheck.framework import (
     Bench,
     CheckFailed,
@@ -23,6 +23,7 @@ from sandboxes.selfcheck.framework import (
     marker,
     value_of,
 )
+from sandboxes.selfcheck.samples import directory_root
 
 _MIB = 1024 * 1024
 _LARGEST_FACTOR = 2  # of the memory limit, that a hog may hold for a moment
@@ -201,6 +202,17 @@ async def disk_filler(bench: Bench) -> None:
             _expect_limit(await session.bash(fill, timeout=60), "disk_mb")
             removed = await session.bash(f"rm {directory}/full; echo text > {directory}/new; cat {directory}/new", timeout=20)
             expect_output(removed, "text\n")
+            await _expect_works(session)
+
+
+@check("whoever changes too much in an image is told, be the changes in memory or on disk, also in files that have no name")
+async def image_filler(bench: Bench) -> None:
+    append = "while :; do head -c 1M /dev/zero >> /srv/full 2>/dev/null; sleep 0.01; done"
+    nameless = "exec 7> /srv/full; rm /srv/full; head -c 64M /dev/zero >&7; sleep 60"
+    for changes, fill in ((Changes.MEMORY, append), (Changes.DISK, append), (Changes.DISK, nameless)):
+        spec = SandboxSpec(limits=Limits(disk_mb=16), changes=changes)
+        async with bench.sandbox(spec, root=directory_root()) as session:
+            _expect_limit(await session.bash(fill, timeout=60), "disk_mb")
             await _expect_works(session)
 
 
