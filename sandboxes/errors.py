@@ -50,6 +50,10 @@ class SandboxProtocolError(SandboxError):
     """The broker sent something that is not an answer, or refused a request as malformed. Seen by the engine."""
 
 
+class InputRefused(SandboxProtocolError):
+    """What was typed into a program's terminal would not all reach it. Seen by the tool: the input is the policy's choice."""
+
+
 class TeardownFailed(SandboxError):
     """Something of the sandbox survived `stop`; the message names it, and `processes` are the host pids among it.
 

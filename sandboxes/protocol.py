@@ -195,7 +195,8 @@ class Session(Protocol):
         """Type `data` into the terminal of the running command (b"\x03" is Ctrl-C, b"" only waits), and go on as `bash` does.
 
         `timeout` replaces the command's. When it has ended since, the result is the rest of it, and `data` goes nowhere. Raises
-        SandboxProtocolError when no result of a command is outstanding.
+        SandboxProtocolError when no result of a command is outstanding, InputRefused for more than 64 KiB that the program does
+        not read, and for lines of more than 4095 bytes to one that reads lines.
         """
         ...
 

@@ -43,7 +43,6 @@ class BrokerSession:
     async def bash_input(
         self, data: bytes, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None
     ) -> CommandResult:
-        """At most 64 KiB at a time, and lines of at most 4095 bytes for a program that reads lines."""
         return answers.command_result(
             *await self._run("bash_input", data, on_output, timeout=timeout, quiet_timeout=quiet_timeout)
         )

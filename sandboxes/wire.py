@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sandboxes.broker.framing import FrameError, FrameReader, encode
-from sandboxes.errors import LimitExceeded, SandboxError, SandboxFileError, SandboxLost, SandboxProtocolError
+from sandboxes.errors import InputRefused, LimitExceeded, SandboxError, SandboxFileError, SandboxLost, SandboxProtocolError
 
 Answer = tuple[dict[str, Any], bytes]
 OnMore = Callable[[dict[str, Any], bytes], None]
@@ -55,6 +55,8 @@ class Call:
         kind, message = details.get("kind"), f"{self._wire.sandbox}: {details.get('message')}"
         if kind == "file":
             return SandboxFileError(str(details.get("reason")), self._path, str(details.get("message")))
+        if kind == "input":
+            return InputRefused(str(details.get("message")))
         return SandboxLost(message) if kind == "unusable" else SandboxProtocolError(message)
 
 

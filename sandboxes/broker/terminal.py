@@ -28,6 +28,12 @@ _LONGEST_LINE = 4095
 _MAX_TYPED = 64 * 1024
 
 
+class InputRefused(BadRequest):
+    """Input that would not all reach the program."""
+
+    kind = "input"
+
+
 class Terminal:
     """A terminal that does not echo and changes no byte on its way out; `sink` gets what is written to it.
 
@@ -63,11 +69,11 @@ class Terminal:
             raise OSError(*error.args) from None
 
     def type(self, data: bytes) -> None:
-        """Type `data` as fast as it is read. Raises BadRequest for what would get lost."""
+        """Type `data` as fast as it is read. Raises InputRefused for what would get lost."""
         if len(self._typed) + len(data) > _MAX_TYPED:
-            raise BadRequest(f"more than {_MAX_TYPED} bytes of input that the program did not read")
+            raise InputRefused(f"more than {_MAX_TYPED} bytes of input that the program did not read")
         if self._takes_lines() and any(len(line) > _LONGEST_LINE for line in data.split(b"\n")):
-            raise BadRequest(f"a terminal takes lines of at most {_LONGEST_LINE} bytes: write longer ones to a file")
+            raise InputRefused(f"a terminal takes lines of at most {_LONGEST_LINE} bytes: write longer ones to a file")
         self._typed += data
         self._send_typed()
 

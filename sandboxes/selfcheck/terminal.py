@@ -6,7 +6,7 @@ from __future__ import annotations
 # ruff: noqa: S108
 import asyncio
 
-from sandboxes.errors import SandboxProtocolError
+from sandboxes.errors import InputRefused, SandboxProtocolError
 from sandboxes.protocol import CommandResult, Limits, SandboxSpec, Session
 from sandboxes.selfcheck.framework import Bench, CheckFailed, check, expect, expect_equal, expect_output
 
@@ -101,7 +101,7 @@ async def takes_much_input(bench: Bench) -> None:
         await _leave_running(session, "printf ready; sleep 0.5; cat > /tmp/typed")
         try:
             await session.bash_input(b"x" * 5000 + b"\n", timeout=10)
-        except SandboxProtocolError as error:
+        except InputRefused as error:
             expect("4095" in str(error), f"the refusal is {error}")
         else:
             raise CheckFailed("a line of 5000 bytes was accepted")

@@ -13,7 +13,7 @@ import pytest
 
 from sandboxes import channel
 from sandboxes.broker.framing import FrameReader, encode
-from sandboxes.errors import SandboxFileError, SandboxProtocolError
+from sandboxes.errors import InputRefused, SandboxFileError, SandboxProtocolError
 from sandboxes.session import BrokerSession
 
 MEBIBYTE = 1024 * 1024
@@ -73,7 +73,7 @@ async def test_a_terminal_stopped_while_something_prints_in_the_background_goes_
 
 async def test_typed_input_that_nobody_reads_is_bounded(session: BrokerSession) -> None:
     assert (await session.bash("sleep 600", timeout=600, quiet_timeout=0.1)).running
-    with pytest.raises(SandboxProtocolError, match="did not read"):
+    with pytest.raises(InputRefused, match="did not read"):
         for _ in range(10):
             await session.bash_input(b"line\n" * 2000, timeout=600, quiet_timeout=0.05)
     assert (await session.bash_input(b"", timeout=0.1)).timed_out

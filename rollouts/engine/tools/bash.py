@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from rollouts.engine.tools.base import ToolArguments, ToolResult
+from sandboxes.errors import InputRefused
 from sandboxes.protocol import CommandResult, Session
 
 # A program that is silent for this long probably waits for input, or serves and never ends.
 QUIET_SECONDS = 30.0
 
-_MAX_TYPED_BYTES = 64 * 1024  # what the sandbox takes at a time
 _KEYS = {"C-c": b"\x03", "C-d": b"\x04", "C-z": b"\x1a"}
 _HOW_TO_GO_ON = (
     "An empty command waits for more output; is_input types the command, with Enter, into the program; C-c interrupts it, "
@@ -54,10 +54,10 @@ class BashTool:
         if self._running and not is_input:
             return ToolResult("", error=f"the command before this one has not ended as far as was shown. {_HOW_TO_GO_ON}")
         if is_input:
-            typed = _typed(command)
-            if len(typed) > _MAX_TYPED_BYTES:
-                return ToolResult("", error=f"{len(typed)} bytes are too many to type: at most {_MAX_TYPED_BYTES} at a time.")
-            result = await self._session.bash_input(typed, timeout=seconds, quiet_timeout=self._quiet_timeout)
+            try:
+                result = await self._session.bash_input(_typed(command), timeout=seconds, quiet_timeout=self._quiet_timeout)
+            except InputRefused as error:
+                return ToolResult("", error=str(error))
         else:
             result = await self._session.bash(command, timeout=seconds, quiet_timeout=self._quiet_timeout)
         self._running = result.running
