@@ -7,6 +7,8 @@ import os
 import struct
 import termios
 
+from .lean import suppress
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,4 +136,5 @@ class OutputPipe:
             waiting -= len(data)
 
     def _on_readable(self, _events: int) -> None:
-        self._sink(os.read(self._reader, _CHUNK))
+        with suppress(BlockingIOError):  # `drain` may have come first since this was seen to be readable
+            self._sink(os.read(self._reader, _CHUNK))
