@@ -264,7 +264,7 @@ class Backend(Protocol):
         ...
 
     async def connect(self, name: str) -> Session:
-        """Connect from any process of this host and user. Raises `SandboxLost`."""
+        """Connect from any process of this host and user. Raises `SandboxLost`, `LimitExceeded`."""
         ...
 
     async def rename(self, name: str, new_name: str) -> None:

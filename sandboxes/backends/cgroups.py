@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from sandboxes.protocol import Limits
 
 _WORKERS = "prorl-workers"
+_RECORD = "control_group"  # in a sandbox's private directory: the path of its group
 _CONTROLLERS = ("cpu", "memory", "pids")
 _MIB = 1024 * 1024
 _BROKER_MEMORY = 64 * _MIB  # so that the broker's own watchdog, which says who it was, is first
@@ -52,8 +53,13 @@ class Delegation:
             settings["cpu.max"] = f"{round(limits.cpus * _CPU_PERIOD)} {_CPU_PERIOD}"
         return settings
 
-    def create(self, group: Path, limits: Limits, stack: contextlib.ExitStack) -> Group:
-        """Make a group for one sandbox in our directory; its files are closed with `stack`. Raises OSError."""
+    def create(self, label: str, limits: Limits, sandbox: Path, stack: contextlib.ExitStack) -> Group:
+        """Make a group for one sandbox, whose private directory is `sandbox`; its files are closed with `stack`.
+
+        Raises OSError.
+        """
+        group = self.directory / label
+        (sandbox / _RECORD).write_text(str(group))  # before it is there: `remove_group` looks for it
         group.mkdir()
         for name, value in self.settings(limits).items():
             if (group / name).exists():  # some kernels do not account for swap
@@ -63,8 +69,21 @@ class Delegation:
         return Group(procs, events)
 
 
-def remove_group(group: Path) -> None:
+def was_killed_for_memory(sandbox: Path) -> bool:
+    """Whether the kernel has killed a process of the sandbox because its group had all the memory that it may have."""
+    try:
+        lines = (Path((sandbox / _RECORD).read_text()) / "memory.events").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in lines)
+
+
+def remove_group(sandbox: Path) -> None:
     """Kill what is in a sandbox's group, and remove it. Fine when there is none. Raises OSError when it stays."""
+    try:
+        group = Path((sandbox / _RECORD).read_text())
+    except FileNotFoundError:
+        return
     with contextlib.suppress(FileNotFoundError):  # before Linux 5.14; its processes were killed one by one
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + _REMOVE_SECONDS

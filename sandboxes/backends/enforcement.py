@@ -19,16 +19,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sandboxes.backends.cgroups import Delegation, find_delegation, remove_group
 from sandboxes.backends.seccomp import build_filter
 from sandboxes.backends.state import Place
-from sandboxes.errors import SandboxStartFailed
+from sandboxes.errors import SandboxStartFailed, TeardownFailed
 from sandboxes.protocol import Limits
 
-_CONTROL_GROUP = "control_group"  # in a sandbox's directory: the path of its group
 _COUNTS_PROCESSES_BY_NAMESPACE = (5, 14)  # the Linux version
 
 
@@ -82,10 +80,8 @@ class Enforcement:
         with contextlib.ExitStack() as stack:
             descriptors = []
             if self.control_groups is not None:
-                directory = self.control_groups.directory / place.label
-                (place.directory / _CONTROL_GROUP).write_text(str(directory))  # before it is there: `release` looks for it
                 try:
-                    group = self.control_groups.create(directory, limits, stack)
+                    group = self.control_groups.create(place.label, limits, place.directory, stack)
                 except OSError as error:
                     raise SandboxStartFailed(f"{place.name}: no control group: {error}") from error
                 descriptors.append(group.procs)
@@ -128,9 +124,11 @@ def find_enforcement() -> Enforcement:
 
 
 def release(place: Place) -> None:
-    """Remove what `confinement` made on the host, now that the sandbox's processes are gone. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        remove_group(Path((place.directory / _CONTROL_GROUP).read_text()))
+    """Remove what `confinement` made on the host, now that the sandbox's processes are gone. Raises TeardownFailed."""
+    try:
+        remove_group(place.directory)
+    except OSError as error:
+        raise TeardownFailed(f"{place.name}: its control group stays: {error}") from error
 
 
 @functools.cache

@@ -25,8 +25,9 @@ from typing import Any
 
 from sandboxes import channel
 from sandboxes.backends import host_processes
+from sandboxes.backends.cgroups import was_killed_for_memory
 from sandboxes.backends.gates import RETRY_PAUSES, StartGates, jittered, passes
-from sandboxes.errors import SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
+from sandboxes.errors import LimitExceeded, SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
 from sandboxes.network.policy import check_policy
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import HOST, Root, SandboxInfo, SandboxSpec
@@ -153,6 +154,8 @@ class StateDirectory(abc.ABC):
         try:
             peer = channel.connect(self._directory(name))
         except OSError as error:
+            if was_killed_for_memory(self._directory(name)):
+                raise LimitExceeded("memory_mb", f"{name}: the kernel ended it when its memory was used up") from None
             raise SandboxLost(f"{name}: {error}") from None
         return await BrokerSession.open(name, peer)
 

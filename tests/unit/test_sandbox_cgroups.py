@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes import channel
+from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.backends.bundle import build_bundle
+from sandboxes.backends.bwrap_program import find_bwrap
 from sandboxes.backends.cgroups import Delegation, find_delegation, remove_group
-from sandboxes.protocol import Limits
+from sandboxes.backends.enforcement import Enforcement, release
+from sandboxes.backends.host_processes import end_marked
+from sandboxes.backends.launch import INTERPRETER, Base, Host, launch, read_mark
+from sandboxes.backends.roots.ownership import sandbox_user
+from sandboxes.backends.state import Place
+from sandboxes.errors import LimitExceeded, SandboxLost
+from sandboxes.protocol import Limits, SandboxSpec
+from sandboxes.session import BrokerSession
 
 ALL = frozenset({"cpu", "memory", "pids"})
 
@@ -109,20 +120,33 @@ class TestGroupOfASandbox:
         assert set(Delegation(Path("/delegated"), frozenset({"pids", "cpu"})).settings(Limits())) == {"pids.max"}
 
 
+async def test_a_sandbox_that_the_kernel_ended_for_its_memory_exceeded_a_limit(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(tmp_path / "state")
+    group = tmp_path / "group"
+    for directory in (group, backend.state_dir / "one"):
+        directory.mkdir(parents=True)
+    (backend.state_dir / "one" / "control_group").write_text(str(group))
+    for kills, expected in ((0, SandboxLost), (1, LimitExceeded)):
+        (group / "memory.events").write_text(f"low 0\nmax {kills}\noom {kills}\noom_kill {kills}\noom_group_kill 0\n")
+        with pytest.raises(expected):
+            await backend.connect("one")
+
+
 def real_tree() -> Path | None:
     lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return next((Path(fields[1]) for fields in lines if fields[2] == "cgroup2" and os.access(fields[1], os.W_OK)), None)
 
 
 @pytest.mark.skipif(real_tree() is None, reason="no control groups that this user may write to")
-def test_a_real_group_is_entered_killed_and_removed() -> None:
+def test_a_real_group_is_entered_killed_and_removed(tmp_path: Path) -> None:
     tree = real_tree()
     assert tree is not None
     delegation = Delegation(tree, frozenset())
-    directory = tree / f"prorl-test-{os.getpid()}"
+    label = f"prorl-test-{os.getpid()}"
+    directory = tree / label
     try:
         with contextlib.ExitStack() as stack:
-            group = delegation.create(directory, Limits(), stack)
+            group = delegation.create(label, Limits(), tmp_path, stack)
             enter = f"import os, time; os.write({group.procs}, b'0'); print('in', flush=True); time.sleep(600)"
             process = subprocess.Popen([sys.executable, "-c", enter], stdout=subprocess.PIPE, pass_fds=[group.procs])
         assert process.stdout is not None
@@ -130,7 +154,30 @@ def test_a_real_group_is_entered_killed_and_removed() -> None:
         assert (directory / "cgroup.procs").read_text().split() == [str(process.pid)]
         process.stdout.close()
     finally:
-        remove_group(directory)
+        remove_group(tmp_path)
     assert process.wait() == -9
     assert not directory.exists()
-    remove_group(directory)  # again is fine
+    remove_group(tmp_path)  # again is fine
+
+
+@pytest.mark.skipif(real_tree() is None, reason="no control groups that this user may write to")
+async def test_a_sandbox_lives_in_its_group_until_it_is_stopped(tmp_path: Path) -> None:
+    tree = real_tree()
+    assert tree is not None
+    user = sandbox_user()
+    bwrap, version = find_bwrap(user)
+    enforcement = Enforcement(Delegation(tree, frozenset()), filters_system_calls=True)
+    host = Host(bwrap, version, build_bundle(INTERPRETER), user, enforcement)
+    place = Place(tmp_path, f"prorl-sandbox-test-{os.getpid()}")
+    group = tree / place.label
+    try:
+        with launch(host, place, SandboxSpec(), Base()):
+            session = await BrokerSession.open("test", channel.connect(tmp_path))
+            await session.bash("sleep 600 &", timeout=20)
+            assert len((group / "cgroup.procs").read_text().split()) == 3  # the broker, bash, sleep
+            await session.close()
+        assert end_marked(read_mark(place), 5.0) == []
+    finally:
+        release(place)
+    assert not group.exists()
+    release(place)  # again is fine
