@@ -164,7 +164,7 @@ class TestOneThatDoesNotEnd:
             assert events.count() == 1  # a sandbox that never ends does not fill the history
 
         Sandbox.objects.update(stop_retry_at=timezone.now())
-        sweep(stubborn)
+        sweep(type(stubborn)(stubborn.state_dir, stop_timeout=60))
         sandbox = Sandbox.objects.get()
         assert sandbox.stopped_at is not None
         assert sandbox.stop_reason == "no rollout needs it"
@@ -193,17 +193,17 @@ class TestOneThatDoesNotEnd:
         name = row(backend=backend.name)
         info = asyncio.run(backend.start(name, marked_spec("hangs")))
 
-        async def stop() -> bool:
+        async def stop(seconds: float) -> bool:
             worker = Worker(backend)
             try:
-                return await tear_down(worker.database, backend, name, "RUN ended", seconds=0.2)
+                return await tear_down(worker.database, backend, name, "RUN ended", seconds=seconds)
             finally:
                 worker.database.close()
 
         with held_alive(info.pid):
-            assert asyncio.run(stop()) is False
+            assert asyncio.run(stop(0.2)) is False
             assert Sandbox.objects.get().stop_error == "not stopped within 0.2 s"
-        assert asyncio.run(stop()) is True
+        assert asyncio.run(stop(60)) is True
         assert Sandbox.objects.get().stop_reason == "RUN ended"
 
 
