@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.backends.roots import squashfuse
 from sandboxes.backends.roots.identity import identity_files
 from sandboxes.backends.roots.inside import resolved, text_of
 from sandboxes.backends.roots.ownership import sandbox_user
@@ -218,6 +219,20 @@ def test_a_mount_whose_program_was_killed_is_replaced(shared: SharedRoots) -> No
             time.sleep(0.01)
     shared.sweep()
     assert not held.directory.exists()
+
+
+def test_what_cannot_be_unmounted_holds_up_nothing(shared: SharedRoots, public: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = sif_root()
+    stuck = shared.hold(Path(root.path), "stuck")
+    stuck.close()
+    squashfuse.unmount(stuck.directory)
+    (stuck.directory / "something").touch()  # like a mount that stays, it cannot be removed
+    held = shared.hold(Path(root.path), root.digest)
+    held.close()
+    shared.sweep()
+    assert not held.directory.exists()
+    assert f"{stuck.directory} stays mounted" in caplog.text
+    (stuck.directory / "something").unlink()
 
 
 def test_what_a_process_held_is_free_when_it_ends(shared: SharedRoots) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +74,16 @@ class SharedRoots:
             raise SandboxStartFailed(f"this image cannot be used: {error}") from error
 
     def sweep(self) -> None:
-        """Unmount what no sandbox uses."""
+        """Unmount what no sandbox uses. What stays mounted is only logged: whoever sweeps is done with a sandbox of another."""
         for folder in self._folders():
             if _has_mount(folder):
-                with _unused(folder) as unused:
-                    if unused and _has_mount(folder):
-                        squashfuse.unmount(folder / _MOUNT)
-                        (folder / _MOUNT).rmdir()
+                try:
+                    with _unused(folder) as unused:
+                        if unused and _has_mount(folder):
+                            squashfuse.unmount(folder / _MOUNT)
+                            (folder / _MOUNT).rmdir()
+                except (OSError, subprocess.SubprocessError) as error:
+                    logger.warning("%s stays mounted: %s", folder / _MOUNT, error)
 
     def _provide(self, folder: Path, sif: Path) -> Path:
         unpacked, mount = folder / _ROOTFS, folder / _MOUNT
