@@ -51,9 +51,10 @@ def keep_to_cpus(cpus: float) -> None:
 def refuse_system_calls(program: bytes) -> None:
     """Install a classic BPF program as system call filter. Raises OSError."""
     instructions = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("@HP", len(program) // _INSTRUCTION_BYTES, ctypes.addressof(instructions))
+    fields = struct.pack("@HP", len(program) // _INSTRUCTION_BYTES, ctypes.addressof(instructions))
+    header = ctypes.create_string_buffer(fields, len(fields))
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.cast(header, ctypes.c_void_p).value or 0)
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
 def _prctl(option: int, *values: int) -> None:
