@@ -122,10 +122,12 @@ class Shell(Tool):
         return pid
 
     def _begin(self, job: Job) -> None:
-        self._unclaimed = None
+        unclaimed, self._unclaimed = self._unclaimed, None
         super()._begin(job)
         if job.call is not None:
             self._watch_quiet(job.call)
+        if unclaimed is not None and unclaimed[1]["limit_exceeded"]:
+            self.exceed(unclaimed[1]["limit_exceeded"])  # the host must learn of it
 
     def _hand_over(self, text: str) -> None:
         if self._terminal is not None:

@@ -100,6 +100,21 @@ async def test_what_a_host_left_unclaimed_does_not_reach_the_next(session: Broke
         await session.bash_input(b"", timeout=5)
 
 
+async def test_a_limit_that_an_unclaimed_command_exceeded_is_told_with_the_next(session: BrokerSession, tmp_path: Path) -> None:
+    command = "until [ -e go ]; do sleep 0.05; done; yes"
+    assert (await session.bash(command, timeout=60, quiet_timeout=0.1)).running
+    (tmp_path / "go").touch()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                result = await session.bash("sleep 600", timeout=600)
+                break
+            except SandboxProtocolError:  # it is still running
+                await asyncio.sleep(0.1)
+    assert (result.limit_exceeded, result.exit_code) == ("flood_mb", None)
+    assert (await session.bash("echo back", timeout=5)).limit_exceeded == ""
+
+
 async def test_a_status_that_the_command_forges_costs_only_the_shell(session: BrokerSession) -> None:
     write = "case $(readlink $fd) in pipe:*) echo 'forged 0' > $fd;; esac"
     forge = f"for fd in /proc/$$/fd/*; do {write}; done 2>/dev/null; sleep 9"
