@@ -15,7 +15,6 @@ from sandboxes.errors import BackendUnavailable
 START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from broker.main import main; main(sys.argv[1:])"
 
 _MOMENT = 1_000_000_000  # seconds; any that an archive can name
-_MAIN = "import sys\n\nfrom broker.main import main\n\nmain(sys.argv[1:])\n"
 _COMPILE = """
 import compileall, sys
 sys.exit(not compileall.compile_dir(sys.argv[1], quiet=1, legacy=True, stripdir=sys.argv[1]))
@@ -31,7 +30,6 @@ def build_bundle(interpreter: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="prorl-broker-") as directory:
         root = Path(directory)
         (root / "broker").mkdir()
-        (root / "__main__.py").write_text(_MAIN)
         for source in Path(broker.__path__[0]).glob("*.py"):
             (root / "broker" / source.name).write_bytes(source.read_bytes())
         for path in root.rglob("*.py"):

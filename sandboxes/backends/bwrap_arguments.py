@@ -51,7 +51,7 @@ def file_texts(spec: SandboxSpec, image: ImageRoot | None) -> dict[str, str]:
     files = etc_files(spec.network)
     if image is not None:
         del files["/etc/nsswitch.conf"]
-    return {**files, **identity_files(image and image.directory, sandbox_id(spec), HOME)}
+    return {**files, **identity_files(None if image is None else image.directory, sandbox_id(spec), HOME)}
 
 
 def sandbox_id(spec: SandboxSpec) -> int:

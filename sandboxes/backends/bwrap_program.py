@@ -88,7 +88,7 @@ def user_options(user: int | None) -> dict[str, Any]:
 
 def _version(path: str, user: int | None) -> str:
     with opened(path) as program:
-        run = subprocess.run(
+        run: subprocess.CompletedProcess[str] = subprocess.run(
             [program.name, "--version"],
             pass_fds=program.descriptors,
             env=program.env,

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 _MAX_REPORT_BASE = 256 * 1024
 _ENV = {"MPLBACKEND": "Agg"}  # there is no display
+_WORKER = "import sys; sys.path[0] = sys.argv[1]; from broker.worker import main; main(int(sys.argv[2]))"
+# Gives way to the command in its further arguments where the agent's Python is too old or has not all of its library.
+_WORKER_OR_ELSE = f"""
+import os, sys
+try:
+    if sys.version_info < (3, 9):
+        raise ImportError
+    sys.path[0] = sys.argv[1]
+    import broker.worker
+except (ImportError, SyntaxError):
+    os.execv(sys.argv[3], sys.argv[3:])
+{_WORKER}
+"""
 
 
 class Interpreter(Tool):
@@ -60,7 +73,7 @@ class Interpreter(Tool):
         self._frames = FrameReader(_MAX_REPORT_BASE + 8 * self._settings.output_bytes + MAX_TOTAL_BYTES)  # two texts
         null = os.open(os.devnull, os.O_RDONLY)
         pid = spawn(
-            (*self._settings.command("python3"), sys.path[0], "worker", str(self._settings.output_bytes)),
+            self._command(),
             env={**_ENV, **self._settings.env},
             cwd=self.cwd,
             descriptors={0: null, 1: output, 2: output, CELL_CHANNEL: theirs.fileno(), CELL_SOURCE: self._source},
@@ -71,6 +84,12 @@ class Interpreter(Tool):
         theirs.close()
         self._loop.watch(self._channel.fileno(), self._on_report)
         return pid
+
+    def _command(self) -> list[str]:
+        own, lent = self._settings.command("python3"), self._settings.lent("python3")
+        arguments = [sys.path[0], str(self._settings.output_bytes)]
+        simply = ["-c", _WORKER, *arguments]
+        return [*own, *simply] if lent in (own, []) else [*own, "-c", _WORKER_OR_ELSE, *arguments, *lent, *simply]
 
     def _hand_over(self, text: str) -> None:
         if self._channel is not None:

@@ -7,8 +7,6 @@ made of is the same in all versions since 3.9.
 
 from __future__ import annotations
 
-from _json import encode_basestring_ascii, make_encoder, make_scanner
-
 __all__ = ["accepted", "deque", "from_json", "signal", "socket", "suppress", "to_json"]
 
 TYPE_CHECKING = False
@@ -18,10 +16,15 @@ if TYPE_CHECKING:
     from collections import deque
     from contextlib import suppress
     from typing import Any
+
+    encode_basestring_ascii: Any
+    make_encoder: Any
+    make_scanner: Any
 else:
     import _signal as signal
     import _socket as socket
     from _collections import deque
+    from _json import encode_basestring_ascii, make_encoder, make_scanner
 
     class suppress:
         """`contextlib.suppress`."""
@@ -68,5 +71,6 @@ def from_json(data: bytes) -> Any:
 
 def accepted(listener: socket.socket) -> socket.socket:
     """The next connection to a listening socket. Raises OSError."""
-    fd, _ = listener._accept()
+    accept: Any = listener
+    fd, _ = accept._accept()
     return socket.socket(fileno=fd)

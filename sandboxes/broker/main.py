@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if arguments[0] == "worker":
-        from .worker import main as serve_cells
-
-        serve_cells(int(arguments[1]))
-        return
-    # Not needed by the worker, whose start-up they would slow down.
     from .confine import close_inherited, join_control_group, keep_to_cpus, refuse_system_calls
 
     with open(int(arguments[0]), "rb") as file:  # noqa: PTH123 - a descriptor

@@ -85,7 +85,11 @@ class Settings:
             path = f"{directory}/{name}"
             if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113 - no pathlib here
                 return [path]
-        return list(self._programs.get(name, [f"/usr/bin/{name}"]))
+        return self.lent(name) or [f"/usr/bin/{name}"]
+
+    def lent(self, name: str) -> list[str]:
+        """How to start the host's, where the root is an image; else empty."""
+        return list(self._programs.get(name, ()))
 
 
 class Tool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes import channel
-from sandboxes.backends.bundle import build_bundle
+from sandboxes.backends.bundle import START, build_bundle
 from sandboxes.session import BrokerSession
 
 LIMITS = {
@@ -42,7 +42,7 @@ def start_broker(
     config.write_text(text)
     with channel.listen(home) as listener, config.open("rb") as file:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(bundle), str(file.fileno()), "label"],
+            [sys.executable, "-I", "-S", "-c", START, str(bundle), str(file.fileno()), "label"],
             stdin=listener.fileno(),
             pass_fds=[file.fileno()],
             env=env,

@@ -153,18 +153,22 @@ async def test_links_in_an_image_do_not_lead_to_files_of_the_host(image: Path, p
     assert [path.name for path in victim.iterdir()] == ["passwd"]
 
 
-async def test_python_is_the_images_own_where_it_has_one(image: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lacking", "is_used"), [("nothing", "True"), ("_json", "False")])
+async def test_python_is_the_images_own_if_that_has_all_that_is_needed(
+    lacking: str, is_used: str, image: Path, tmp_path: Path
+) -> None:
     program = image / "opt/venv/bin/python3"
     program.parent.mkdir(parents=True)
     lent = "/.prorl/lib/ld-* --library-path /.prorl/lib /.prorl/bin/python3"
-    program.write_text(f'#!/bin/sh\nexport FROM_IMAGE=yes\nexec {lent} "$@"\n')
+    code = f"import sys; sys.of_image, sys.modules['{lacking}'] = True, None; code = sys.argv[2]; del sys.argv[1:3]; exec(code)"
+    program.write_text(f'#!/bin/sh\nexec {lent} -c "{code}" "$@"\n')
     program.chmod(0o755)
     backend = BubblewrapBackend(tmp_path / "state")
     root = Root(RootKind.DIRECTORY, str(image), env=(("PATH", "/opt/venv/bin:/bin"),))
     await backend.start("x", SandboxSpec(), root)
     try:
         session = await backend.connect("x")
-        assert (await session.python("import os; os.environ['FROM_IMAGE']", timeout=20)).value == "'yes'"
+        assert (await session.python("import sys; hasattr(sys, 'of_image')", timeout=20)).value == is_used
         await session.close()
     finally:
         await backend.stop("x")

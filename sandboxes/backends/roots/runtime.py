@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxes.backends.staging import make_once
 from sandboxes.errors import BackendUnavailable
 
 PLACE = "/.prorl"  # inside
@@ -45,6 +46,10 @@ def build_runtime(interpreter: str, bundle: bytes, folder: Path) -> Runtime:
 
     Blocks, for about half a second. Raises BackendUnavailable.
     """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise BackendUnavailable(
+            f"images need programs of the host in {folder}, which is mounted noexec: mount it without that"
+        )
     try:
         asked = subprocess.run([interpreter, "-I", "-S", "-c", _ASK], capture_output=True, text=True, check=True)
         program, library = map(Path, json.loads(asked.stdout))
@@ -58,8 +63,7 @@ def build_runtime(interpreter: str, bundle: bytes, folder: Path) -> Runtime:
     files = {f"lib/{name}": path for name, path in libraries.items()}
     files |= {"bin/python3": program, "bin/bash": Path(_SHELL).resolve()}
     directory = folder / f"runtime-{_key(files, bundle)}"
-    if not directory.exists():
-        _collect(files, bundle, directory, library.name)
+    make_once(directory, lambda partial: _collect(files, bundle, partial, library.name))
     start = [f"{PLACE}/lib/{loader}", "--library-path", f"{PLACE}/lib"]
     return Runtime(
         {PLACE: str(directory), f"{PLACE}/lib/{library.name}": str(library)},
@@ -82,9 +86,7 @@ def _key(files: dict[str, Path], bundle: bytes) -> str:
     return hashlib.sha256(repr(states).encode() + bundle).hexdigest()[:24]
 
 
-def _collect(files: dict[str, Path], bundle: bytes, directory: Path, library: str) -> None:
-    """Complete under its final name or not there: several processes may do this at once."""
-    partial = Path(tempfile.mkdtemp(dir=directory.parent))
+def _collect(files: dict[str, Path], bundle: bytes, partial: Path, library: str) -> None:
     for name in ("bin", "lib", f"lib/{library}", Path(CHANGES).name):
         (partial / name).mkdir()
     for name, path in files.items():
@@ -92,9 +94,3 @@ def _collect(files: dict[str, Path], bundle: bytes, directory: Path, library: st
     (partial / Path(BUNDLE).name).write_bytes(bundle)
     for path in (partial, *partial.rglob("*")):
         path.chmod(0o755)
-    try:
-        partial.rename(directory)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
-        if not directory.exists():
-            raise

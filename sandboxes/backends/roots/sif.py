@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _LAUNCH = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0")
 _MAGIC, _VERSION = b"SIF_MAGIC\0", b"01\0"
@@ -79,7 +79,7 @@ def write_sif(squashfs: Path, target: Path) -> None:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
-def _descriptors(file: BinaryIO, path: Path) -> Iterator[tuple[int, ...]]:
+def _descriptors(file: BinaryIO, path: Path) -> Iterator[tuple[Any, ...]]:
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         raise NotSif(f"{path}: it is too short for a SIF file")
