@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxes.backends.apptainer.files import shared_file
+from sandboxes.backends.staging import shared_file
 from sandboxes.errors import BackendUnavailable
 
 TRIAL_PREFIX = "/opt/prorl-apptainer"  # where deploy/apptainer/install.sh puts one
@@ -29,6 +29,7 @@ _OURS = {
     "mount hostfs": "no",
     "always use nv": "no",
     "always use rocm": "no",
+    "root default capabilities": "no",
 }
 
 
