@@ -46,6 +46,8 @@ class Terminal:
         self._master, self.writer = os.openpty()
         os.set_blocking(self._master, False)
         self._modes = _modes(termios.tcgetattr(self.writer))
+        # Before a shell sees it: bash restores what it found when a program dies of a signal.
+        termios.tcsetattr(self.writer, termios.TCSANOW, self._modes)
         self._typed = bytearray()
         loop.watch(self._master, self._on_ready)
 
