@@ -62,7 +62,7 @@ def from_json(data: bytes) -> Any:
     text = data.decode()
     try:
         value, end = _scan(text, 0)
-    except StopIteration:
+    except (StopIteration, SystemError):  # the latter where the scanner looks for an exception that `json` would define
         raise ValueError("it is no JSON") from None
     if end != len(text):
         raise ValueError("there is more than one JSON value")
