@@ -63,7 +63,8 @@ class BubblewrapBackend(StateDirectory):
 
     def _release(self, place: Place) -> None:
         release(place)
-        self._shared.sweep()
+        with contextlib.suppress(BackendUnavailable):  # the folder for it is not there, or not ours: neither is what is in it
+            self._shared.sweep()
 
     @functools.cached_property
     def _shared(self) -> SharedRoots:

@@ -111,6 +111,12 @@ class StateDirectory(abc.ABC):
         directory = self._directory(name)
         check_policy(spec.network, full_permitted=self._options.full_network)
         await self._check(spec, root)
+        try:
+            return await self._start_anew(directory, spec, root)
+        except OSError as error:  # a full disk, no more processes or descriptors
+            raise SandboxStartFailed(f"{name}: {error}") from error
+
+    async def _start_anew(self, directory: Path, spec: SandboxSpec, root: Root) -> SandboxInfo:
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _claim(directory)
         place = Place(directory, f"prorl-sandbox-{secrets.token_hex(8)}")
@@ -163,8 +169,8 @@ class StateDirectory(abc.ABC):
         directory, target = self._directory(name), self._directory(new_name)
         if not (directory / _RECORD).exists():
             raise SandboxLost(f"{name}: there is no sandbox of this name")
-        _claim(target)
         try:
+            _claim(target)
             directory.rename(target)  # over the empty directory that claimed the name
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -47,9 +47,7 @@ def build_runtime(interpreter: str, bundle: bytes, folder: Path) -> Runtime:
     Blocks, for about half a second. Raises BackendUnavailable.
     """
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise BackendUnavailable(
-            f"images need programs of the host in {folder}, which is mounted noexec: mount it without that"
-        )
+        raise BackendUnavailable(f"images need programs of the host in {folder}, which is mounted noexec: mount it with exec")
     try:
         asked = subprocess.run([interpreter, "-I", "-S", "-c", _ASK], capture_output=True, text=True, check=True)
         program, library = map(Path, json.loads(asked.stdout))
