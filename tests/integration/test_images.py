@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from sandboxes.images.services.builds import (
     running_names,
     take_back_lost_builds,
 )
-from sandboxes.images.services.prune import sweep
+from sandboxes.images.services.prune import prune_images, sweep
 from sandboxes.images.services.registry import register_image, remove_image
 from sandboxes.images.services.use import image_store, resolve_image, why_unusable
-from sandboxes.images.store import Store
+from sandboxes.images.store import Entry, Store
 from sandboxes.models import Image, ImageBuild, Sandbox
 from sandboxes.protocol import HOST, RootKind
 from tests.integration.image_case import (
@@ -57,6 +57,10 @@ def store(settings: Any) -> Iterator[Store]:
     with open_folder() as folder:
         settings.IMAGE_DIR = folder / "images"
         yield image_store()
+
+
+def start_sandbox(digest: str) -> None:
+    Sandbox.objects.create(name="s", rollout_id=uuid4(), attempt=1, node="n1", backend="b", image=digest)
 
 
 def archive(path: Path, content: bytes = b"hello") -> Path:
@@ -411,6 +415,34 @@ class TestPruning:
         assert prune(unused_for=DAY, most_bytes=0) == []
         Sandbox.objects.filter(pk=sandbox.pk).update(stopped_at=timezone.now())
         assert len(prune(unused_for=DAY, most_bytes=0)) == 1
+
+    def test_what_a_running_sandbox_stands_on_stays_also_when_no_image_has_it_any_more(self, store: Store):
+        image = stored_image(store)
+        start_sandbox(image.digest)
+        remove_image(image=image)
+        assert prune(unused_for=None, most_bytes=None) == []
+        assert store.digests() == [image.digest]
+
+    @pytest.mark.parametrize("begin", [lambda _: resolve_image("busy"), start_sandbox])
+    def test_what_is_used_while_it_is_decided_what_goes_stays(self, store: Store, begin: Callable[[str], object]):
+        image = stored_image(store)
+
+        class Busy(Store):
+            def find(self, digest: str) -> Entry | None:
+                if not Sandbox.objects.exists() and Image.objects.filter(last_used_at=None).exists():
+                    Image.objects.update(last_used_at=timezone.now() - 2 * DAY)
+                    begin(digest)
+                return super().find(digest)
+
+        assert prune_images(Busy(store.folder), wanted=[], unused_for=DAY, most_bytes=0) == []
+        assert (state_of(image), store.digests()) == ("ready", [image.digest])
+
+    def test_an_image_that_cannot_be_read_is_not_there(self, store: Store):
+        image = stored_image(store)
+        (store.folder / image.digest / "manifest.json").unlink()
+        (store.folder / image.digest / "manifest.json").mkdir()
+        with pytest.raises(ImageUnavailable, match="'busy' cannot be read on node"):
+            resolve_image("busy")
 
     def test_a_base_that_a_build_waits_for_and_a_warm_image_stay(self, store: Store):
         stored_image(store, "base", b"1")

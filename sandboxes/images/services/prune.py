@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from sandboxes.backends.state import remove_tree
@@ -47,7 +48,8 @@ def prune_images(
     kept = _needed(ready, wanted)
     sizes = {digest: entry.size for digest in store.digests() if (entry := store.find(digest))}
     owners = {digest: [image for image in ready if image.digest == digest] for digest in sizes}
-    doomed = [Pruned(digest, sizes[digest], [], "no image has it") for digest in sizes if not owners[digest]]
+    unowned = [digest for digest in sizes if not owners[digest] and digest not in kept]
+    doomed = [Pruned(digest, sizes[digest], [], "no image has it") for digest in unowned]
     total = sum(sizes.values()) - sum(item.size for item in doomed)
     now = timezone.now()
     uses = {digest: _last_use(owners[digest]) for digest in sizes if owners[digest] and digest not in kept}
@@ -80,8 +82,12 @@ def sweep(store: Store) -> list[str]:
 def _needed(ready: list[Image], wanted: Collection[str]) -> set[str]:
     """Digests that stay."""
     bases = {base_of(build.image) for build in ImageBuild.objects.filter(state__in=UNFINISHED).select_related("image")}
-    running: set[str] = set(Sandbox.objects.filter(stopped_at=None).exclude(image="").values_list("image", flat=True))
+    running = set(_running().values_list("image", flat=True))
     return running | {image.digest for image in ready if image.name in bases or image.name in wanted or image.warm_target}
+
+
+def _running() -> QuerySet[Sandbox]:
+    return Sandbox.objects.filter(stopped_at=None).exclude(image="")
 
 
 def _last_use(images: list[Image]) -> datetime:
@@ -92,7 +98,10 @@ def _remove(store: Store, item: Pruned) -> bool:
     """False when it was built or used in the meantime."""
     with transaction.atomic():
         rows = Image.objects.select_for_update().filter(digest=item.digest)
-        if sorted(image.name for image in rows) != sorted(item.images):
+        found = list(rows)
+        if sorted(image.name for image in found) != sorted(item.images) or _running().filter(image=item.digest).exists():
+            return False
+        if found and _last_use(found) > timezone.now() - _IN_USE:
             return False
         nothing: dict[str, Any] = {"digest": "", "built_as": "", "input_key": "", "size": 0, "env": {}, "labels": {}}
         rows.update(state=ImageState.PENDING.value, **nothing)

@@ -36,20 +36,24 @@ def resolve_image(name: str) -> Usable:
     """The root file system that a `SandboxSpec.image` stands for on this node. Raises ImageUnavailable."""
     if not name:
         return Usable(HOST, settings.SANDBOX_WARM)
+    # First, since it waits for whoever prunes the image just now.
+    unnoted = Q(last_used_at=None) | Q(last_used_at__lt=Now() - _NOTED_EVERY)
+    Image.objects.filter(unnoted, name=name, state=ImageState.READY.value).update(last_used_at=Now())
     image = Image.objects.filter(name=name).first()
     if image is None:
         raise ImageUnavailable(f"there is no image {name!r}")
     if image.state != ImageState.READY.value:
         raise ImageUnavailable(f"image {name!r} is {image.state}, not ready")
     store = image_store()
-    entry = store.find(image.digest)
+    try:
+        entry = store.find(image.digest)
+    except OSError as error:
+        raise ImageUnavailable(f"image {name!r} cannot be read on node {settings.NODE}: {error}") from error
     if entry is None:
         raise ImageUnavailable(
             f"image {name!r} is ready, but {store.folder} on node {settings.NODE} does not have it: PRORL_IMAGE_DIR must be "
             "the same directory of a shared file system on all nodes"
         )
-    unnoted = Q(last_used_at=None) | Q(last_used_at__lt=Now() - _NOTED_EVERY)
-    Image.objects.filter(unnoted, pk=image.pk).update(last_used_at=Now())
     return Usable(entry.root, image.warm_target)
 
 
