@@ -59,7 +59,10 @@ class Delegation:
         Raises OSError.
         """
         group = self.directory / label
-        (sandbox / _RECORD).write_text(str(group))  # before it is there: `remove_group` looks for it
+        # Before it is there: `remove_group` looks for it. Whole or not at all: a part of the path is a group of others.
+        written = sandbox / f"{_RECORD}.new"
+        written.write_text(str(group))
+        written.replace(sandbox / _RECORD)
         group.mkdir()
         for name, value in self.settings(limits).items():
             if (group / name).exists():  # some kernels do not account for swap

@@ -101,7 +101,7 @@ class Enforcement:
         mechanisms = {
             "memory_mb": "cgroup" if "memory" in self._controllers else "watchdog, sum; rlimit, per process",
             "processes": f"rlimit, per {'sandbox' if by_namespace else 'host user'}",
-            "disk_mb": "; ".join(disk),
+            "disk_mb": "; ".join(disk) or "none",
             "flood_mb": "broker",
             "wall_seconds": "broker",
             "file_size_mb": "rlimit, per file",

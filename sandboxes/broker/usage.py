@@ -140,9 +140,14 @@ def nameless_files(processes: Iterable[Process]) -> dict[int, int]:
     """Bytes of the open files that are in no directory, by device. Costs a system call for each open file."""
     sizes: dict[tuple[int, int], int] = {}
     for process in processes:
-        with suppress(OSError):  # it ended, or hides what it has open
-            for name in os.listdir(f"/proc/{process.pid}/fd"):
-                status = os.stat(f"/proc/{process.pid}/fd/{name}")
+        directory = f"/proc/{process.pid}/fd"
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue  # it ended, or hides what it has open
+        for name in names:
+            with suppress(OSError):  # closed meanwhile
+                status = os.stat(f"{directory}/{name}")
                 if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
                     sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
     total: dict[int, int] = {}

@@ -153,9 +153,11 @@ class Watchdog:
             # Shared memory may be mapped files: never count them twice.
             used = private + max(files, sum(share for _, share in shares.values()))
             if self._is_to_act("memory_mb", used > allowed, now):
-                self._excused = files
-                held = {pid: sum(share) for pid, share in shares.items()}
-                is_told = end_jobs("memory_mb", self._tools) if files > private else end_the_worst("memory_mb", scene, held)
+                if files > private:
+                    self._excused = files
+                    is_told = end_jobs("memory_mb", self._tools)
+                else:
+                    is_told = end_the_worst("memory_mb", scene, {pid: sum(share) for pid, share in shares.items()})
                 if not is_told:
                     self._end_background("memory_mb")
         growth = max(0, estimate - self._last_used) / max(now - self._last_look, _SHORTEST)

@@ -6,6 +6,7 @@ from __future__ import annotations
 # ruff: noqa: S108
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,18 +27,19 @@ from sandboxes.selfcheck.framework import (
 from sandboxes.selfcheck.samples import directory_root
 
 _MIB = 1024 * 1024
-_LARGEST_FACTOR = 2  # of the memory limit, that a hog may hold for a moment
+_LARGEST_FACTOR = 2  # of the memory limit, that such a hog may hold for a moment
 
-# Each process stays far below what one may have.
+# Two processes, each of which takes what one may have.
 _MEMORY_HOG = """
 import os, time
-for _ in range(4):
-    if os.fork() == 0:
-        held = []
-        while True:
-            held.append(b"x" * (4 << 20))
-            time.sleep(0.02)
-os.wait()
+os.fork()
+held = []
+while True:
+    try:
+        held.append(b"x" * (4 << 20))
+    except MemoryError:
+        pass
+    time.sleep(0.02)
 """
 
 _MEMORY_FILES = """
@@ -124,7 +126,7 @@ def _private_bytes(pid: int) -> int:
         resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
     except OSError:
         return 0
-    return (int(resident) - int(shared)) * 4096
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 @check("processes that together hold too much memory are ended soon; the sandbox goes on")
