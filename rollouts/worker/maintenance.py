@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,8 +27,9 @@ from sandboxes.images.services.builds import BuildClaim, claim_build, running_na
 from sandboxes.images.services.prune import sweep
 from sandboxes.images.services.use import image_store
 from sandboxes.images.services.verification import note_verified, take_verification
-from sandboxes.images.verify import verify
+from sandboxes.images.verify import is_verification, verify
 from sandboxes.models import Image
+from sandboxes.protocol import Backend
 
 from .database import Database
 from .image_builds import ImageBuilder, builds_backend
@@ -58,6 +59,7 @@ class MaintenanceWorker:
         self._thread = threading.Thread(target=self._loop.run_forever, name="maintenance", daemon=True)
         self._main: Future[None] | None = None
         self._news = asyncio.Event()
+        self._strays: set[str] = set()  # at the last sweep
 
     def start(self) -> None:
         self._thread.start()
@@ -151,12 +153,22 @@ class MaintenanceWorker:
     async def _sweep(self) -> None:
         present = await self._backend.list()  # before the question what is wanted, so that what starts meanwhile is left alone
         wanted = await self._database.call(running_names, node=self._node)
-        for name in present:
-            if name not in wanted:
-                await self._backend.stop(name)
-                logger.info("stray sandbox of a build stopped", sandbox=name)
+        strays = {name for name in present if name not in wanted}
+        # Verifications are not noted anywhere: one that was there an hour ago is over.
+        await stop_strays(self._backend, {name for name in strays if not is_verification(name) or name in self._strays})
+        self._strays = strays
         for name in await self._database.call(sweep, self._store):
             logger.info("leftover of a build removed", workspace=name)
+
+
+async def stop_strays(backend: Backend, names: Iterable[str]) -> None:
+    """Stop sandboxes that nobody wants any more. One that does not end keeps no other, and is tried again next time."""
+    for name in sorted(names):
+        try:
+            await backend.stop(name)
+            logger.info("stray sandbox of a build stopped", sandbox=name)
+        except Exception:
+            logger.exception("stray sandbox of a build not stopped; trying again", sandbox=name)
 
 
 def serve(*, node: str, builds: int) -> int:

@@ -10,6 +10,7 @@ from sandboxes.images.digest import read_contents
 from sandboxes.images.store import Entry, Store
 from sandboxes.protocol import Backend, Limits, SandboxSpec
 
+_PREFIX = "verify-"
 _SMOKE_SECONDS = 30.0
 _SMOKE = "cat /etc/os-release >/dev/null 2>&1; cd / && ls >/dev/null && echo well"
 
@@ -33,8 +34,13 @@ async def verify(store: Store, digest: str, backend: Backend) -> list[str]:
     return problems
 
 
+def is_verification(sandbox: str) -> bool:
+    """Whether a sandbox of this name is one that `verify` has started."""
+    return sandbox.startswith(_PREFIX)
+
+
 async def _smoke(entry: Entry, backend: Backend) -> list[str]:
-    name = f"verify-{secrets.token_hex(6)}"
+    name = f"{_PREFIX}{secrets.token_hex(6)}"
     try:
         await backend.start(name, SandboxSpec(limits=Limits(), image=entry.digest), entry.root)
         session = await backend.connect(name)
