@@ -25,7 +25,8 @@ R = TypeVar("R")
 
 RESERVE_BYTES = 1 << 30  # of the store's file system that builds leave alone
 
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 2.0
+_LEASHED = ("setpriv", "--pdeathsig", "TERM", "--")  # a worker that is killed takes its programs along
 _TAIL_LINES = 12
 _LONGEST_LINE = 2000
 # What programs get of our environment: where things are, and the way to mirrors and package indexes.
@@ -148,6 +149,7 @@ class Job:
         name = Path(command[0]).name
         try:
             process = await asyncio.create_subprocess_exec(
+                *_LEASHED,
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if stdout is None else stdout,

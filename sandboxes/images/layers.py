@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -94,6 +95,8 @@ def blob_path(digest: str) -> str:
 def file_identity(path: Path) -> str:
     """What tells one state of a file from another. Raises BadSource."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadSource(f"{path} is no file")
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from sandboxes.backends.staging import is_reachable
 from sandboxes.images.errors import BuildFailed
 from sandboxes.images.job import Job, Made
 from sandboxes.images.states import Format
@@ -23,6 +26,8 @@ from .base import Source, SourceSettings
 _SECONDS = 3600.0
 _APT = Path("/etc/apt")
 _MIB = 1 << 20
+_CHUNK = 1 << 16
+_LOOK_SECONDS = 0.2
 
 _Package = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.:~=_-]*$", max_length=100)]
 _Component = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$", max_length=40)]
@@ -62,11 +67,11 @@ class Debian(Source):
 
         async def write() -> None:
             try:
-                await job.run(command, timeout=_SECONDS, stdout=writing, retryable=True)
+                await job.run(command, timeout=_SECONDS, stdout=writing, env=_temporary(job), retryable=True)
             finally:
                 os.close(writing)
 
-        with os.fdopen(reading, "rb") as archive:
+        with _Pipe(reading, job.check) as archive:
             program_run = asyncio.create_task(write())
             try:
                 await job.in_thread(unpacker.extract, archive, what="the archive of mmdebstrap")
@@ -93,3 +98,32 @@ def mirror_of_host() -> str:
             if re.search(r"/debian/?$", address):
                 return str(address)
     raise BuildFailed("this node's apt has no Debian mirror: name one as `mirror`")
+
+
+def _temporary(job: Job) -> dict[str, str]:
+    """mmdebstrap puts the tree together in a temporary directory, as a user that has to be able to go there."""
+    folder = job.workspace / "temporary"
+    if not is_reachable(folder):
+        return {}  # where it does by itself; the workspace would be removed also when it is killed
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return {"TMPDIR": str(folder)}
+
+
+class _Pipe:
+    """What a program writes; reading it ends when the build is cancelled, whoever still holds the other end."""
+
+    def __init__(self, fd: int, check: Callable[[], None]) -> None:
+        self._fd = fd
+        self._check = check
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not select.select([self._fd], [], [], _LOOK_SECONDS)[0]:
+            self._check()
+        return os.read(self._fd, size if size >= 0 else _CHUNK)

@@ -30,8 +30,6 @@ class DockerArchive(Source):
         return 4 * bytes_below(Path(settings.path))
 
     async def make(self, settings: DockerArchiveSettings, job: Job) -> Made:
-        if Path(settings.path).is_dir():
-            raise BadSource(f"{settings.path} is a directory; a docker archive is a file")
         async with opened_files(job, Path(settings.path)) as files:
             if "manifest.json" not in files:
                 raise BadSource(f"{settings.path} is no docker archive: it has no manifest.json. OCI archives are of kind oci")

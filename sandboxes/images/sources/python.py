@@ -42,6 +42,11 @@ _ENV = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in _AUTHOR.items()},
 }
+_CHECK = """missing=
+for program in git tar find python3; do command -v $program || missing="$missing $program"; done
+[ -z "$missing" ] || { echo "the base lacks$missing"; exit 1; }
+python3 -c 'import venv, ensurepip' || { echo "the base lacks the module venv (package python3-venv)"; exit 1; }
+git --version; python3 --version"""
 _UNPACK = f"""cd {_WORK}
 python3 -W ignore -c 'import glob, shutil; shutil.unpack_archive(*glob.glob("sdist/*"), "unpacked")'
 [ "$(ls -A unpacked | wc -l)" = 1 ]
@@ -134,8 +139,8 @@ class _Shell:
 
 async def _build(shell: _Shell, settings: PythonSettings, config: PipConfig) -> None:
     session = shell.session
-    await shell.run(f"cd / && mkdir -p {_TMP} {PIP_FILES} && git --version && tar --version | head -n 1")
-    await shell.run("python3 --version && python3 -c 'import venv, ensurepip'")
+    await shell.run(_CHECK)
+    await shell.run(f"mkdir -p {_TMP} {PIP_FILES}")
     for path, data in config.files.items():
         await session.write_file(path, data)
     await session.set_env({**_ENV, **config.env})
