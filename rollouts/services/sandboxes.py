@@ -8,6 +8,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from rollouts import metrics
@@ -33,7 +34,7 @@ def unneeded_sandboxes(*, node: str, present: Sequence[str]) -> list[str]:
         id=OuterRef("rollout_id"), attempt=OuterRef("attempt"), state__in=[state.value for state in ACTIVE]
     )
     rescoring = Rescoring.objects.filter(sandbox_name=OuterRef("name"), state=RescoringState.RUNNING.value)
-    holder = WorkerProcess.objects.filter(id=OuterRef("holder"), stopped_at=None, lost_at=None, lease_expires_at__gt=now)
+    holder = WorkerProcess.objects.filter(id=OuterRef("holder"), stopped_at=None, lost_at=None, lease_expires_at__gt=Now())
     needed = Exists(current) | Exists(rescoring) | Exists(holder)
     rows = Sandbox.objects.filter(node=node, stopped_at=None).annotate(needed=needed)
     known = {sandbox.name: sandbox for sandbox in rows}
@@ -69,8 +70,11 @@ def note_teardown_failure(*, name: str, error: str, processes: Sequence[int] = (
 
 
 def abandon_sandboxes_of_lost_nodes() -> int:
-    """Close the rows of nodes that were not seen for `NODE_GONE_SECONDS`; how many. Nobody can prove anything of them."""
-    since = timezone.now() - timedelta(seconds=settings.NODE_GONE_SECONDS)
+    """Close the rows of nodes that were not seen for `NODE_GONE_SECONDS`; how many. Nobody can prove anything of them.
+
+    By the database's clock: a node with a wrong one would close those of all nodes, and their janitors stop what has no row.
+    """
+    since = Now() - timedelta(seconds=settings.NODE_GONE_SECONDS)
     alive = Node.objects.filter(name=OuterRef("node"), last_seen_at__gte=since)
     with transaction.atomic():
         lost = Sandbox.objects.filter(~Exists(alive), created_at__lt=since)

@@ -241,6 +241,13 @@ class TestANodeThatNeverComesBack:
         assert counted(metrics.SANDBOXES_ABANDONED) == 2
         assert abandon_sandboxes_of_lost_nodes() == 0
 
+    def test_is_not_told_by_the_clock_of_another_node(self, names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        now = timezone.now()
+        monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=3650))
+        abandon_sandboxes_of_lost_nodes()
+        closed = set(Sandbox.objects.filter(abandoned=True).values_list("name", flat=True))
+        assert closed == {names["gone"], names["forgotten"]}
+
     def test_or_does_after_all_and_proves_it(self, names: dict[str, str]) -> None:
         abandon_sandboxes_of_lost_nodes()
         note_stopped(name=names["gone"], reason="no rollout needs it")
