@@ -9,7 +9,7 @@ import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Protocol, cast
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -38,7 +38,7 @@ def decompressed(raw: Readable) -> Readable:
     return whole
 
 
-_FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...] = (
+_FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], Readable]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
     (b"\x28\xb5\x2f\xfd", lambda raw: zstd.ZstdFile(raw)),
     (b"\xfd7zXZ\x00", lambda raw: lzma.LZMAFile(raw)),  # noqa: SIM115 - the caller's stream is the caller's to close

@@ -52,7 +52,7 @@ class Unpacker:
         try:
             with tarfile.open(fileobj=cast(IO[bytes], archive), mode="r|", errors="surrogateescape") as tar:
                 while (member := tar.next()) is not None:
-                    tar.members.clear()  # which it would keep, all of them
+                    tar.members.clear()  # type: ignore[attr-defined]  # not in the stubs: it would keep them all
                     self._entry(root, tar, member, made if layer else None)
         except (tarfile.TarError, *DAMAGED) as error:
             if isinstance(error, OSError) and error.errno is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +44,7 @@ async def _make(files: Files, reference: str, job: Job) -> Made:
     if not isinstance(config, dict):
         raise BadSource("the image's configuration is no JSON object")
     layers = [
-        Layer(name=name, size=files.size(name), open=lambda name=name: files.open(name))  # checked by the config's digests
+        Layer(name=name, size=files.size(name), open=partial(files.open, name))  # checked by the config's digests
         for name in image["Layers"]
     ]
     return await unpack_layers(job, config, layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,7 +51,7 @@ async def _make(files: Files, reference: str, job: Job) -> Made:
         Layer(
             name=item["digest"][:19],
             size=files.size(path := blob_path(item["digest"])),
-            open=lambda path=path: files.open(path),
+            open=partial(files.open, path),
             digest=item["digest"],
         )
         for item in _list(manifest, "layers")
