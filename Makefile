@@ -28,6 +28,7 @@ faults: ## Kill, freeze and cut off every part again and again; ARGS="--rounds 1
 
 bench: ## Run the benchmarks; NAME=list runs one
 	@deploy/bootstrap.sh test
+	@deploy/test-packages.sh
 	@.venv/bin/python -m benchmarks $(NAME)
 
 lint: ## Lint, types, import rules, migrations
