@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _INODE_BYTES = 1024  # what the kernel keeps for each file of a tmpfs, roughly
 _BLOCK = 512  # the unit of st_blocks
 _ENTRIES_PER_STEP = 500
-_WALK_SHARE = 20  # walking a tree takes at most this part of the time
+_WALK_SHARE = 20  # walking a tree takes at most this part of a CPU
 _LONGEST_BETWEEN_WALKS = 10.0  # seconds
 
 
@@ -78,12 +78,12 @@ class DiskTree:
 
         `nameless` bytes are in open files of the same disk that no directory has any more.
         """
-        begun = time.monotonic()
+        now, begun = time.monotonic(), time.process_time()
         if self._walk is None:
-            if begun < self._next_walk:
+            if now < self._next_walk:
                 return
             free = self._free()
-            if begun < self._latest_walk and self._free_at_walk - free < limit // 8:
+            if now < self._latest_walk and self._free_at_walk - free < limit // 8:
                 return
             self._free_at_walk, self._counted, self._spent, self._unreadable = free, 0, 0.0, False
             self._walk = self._sizes()
@@ -91,8 +91,7 @@ class DiskTree:
         for size in itertools.islice(self._walk, _ENTRIES_PER_STEP):
             self._counted += size
             counted += 1
-        now = time.monotonic()
-        self._spent += now - begun
+        self._spent += time.process_time() - begun
         if counted < _ENTRIES_PER_STEP:
             self._walk = None
             self.used = self._counted + nameless

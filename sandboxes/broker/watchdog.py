@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MIB = 1024 * 1024
 _SHORTEST, _LONGEST = 0.02, 0.1  # seconds between two looks while a command runs
 _LONGEST_IDLE = 0.5  # while only background processes do
-_COST_SHARE = 20  # looking takes at most this part of the time
+_COST_SHARE = 20  # looking takes at most this part of a CPU
 _BETWEEN_NAMELESS = 0.5
 _LONGEST_CROWDED = 1.0  # so long may a sandbox have all the processes it may have
 _SETTLING = 1.0  # what was killed is not gone at once
@@ -99,12 +99,12 @@ class Watchdog:
     # One look.
 
     def _look(self) -> None:
-        begun = time.monotonic()
+        begun, spent = time.monotonic(), time.process_time()
         self._timer = None
         scene = Scene(self._tools)
         if begun >= self._next_nameless:
             self._nameless = nameless_files(scene.processes)
-            self._next_nameless = begun + max(_BETWEEN_NAMELESS, _COST_SHARE * (time.monotonic() - begun))
+            self._next_nameless = begun + max(_BETWEEN_NAMELESS, _COST_SHARE * (time.process_time() - spent))
         self._look_at_output(begun)
         self._look_at_processes(scene, begun)
         self._look_at_disk(begun)
@@ -112,7 +112,7 @@ class Watchdog:
         jobs = any(tool.job_since is not None for tool in self._tools)
         if self._timer is None and (jobs or scene.has_background):
             longest = _LONGEST if jobs else _LONGEST_IDLE
-            self._look_after(max(_SHORTEST, min(longest, pause), _COST_SHARE * (time.monotonic() - begun)))
+            self._look_after(max(_SHORTEST, min(longest, pause), _COST_SHARE * (time.process_time() - spent)))
 
     def _look_at_output(self, now: float) -> None:
         for tool in self._tools:
