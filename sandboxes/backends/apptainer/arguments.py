@@ -1,4 +1,4 @@
-"""Composing the command that is a sandbox. No Django."""
+"""What Apptainer is told, for its container to be a sandbox. No Django."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _MOUNT_POINTS = ("/dev", "/proc", "/sys", "/tmp", "/var/tmp", HOME, PLACE)  # no
 # In a root that the agent may change, these are what lets it install packages; none of them reaches out of its namespaces.
 _ROOT_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETGID", "CAP_SETUID")
 _HOSTNAME = "sandbox"
+# What an instance begins with. It stays when that has ended.
+_START = {"/.singularity.d/actions/start": "#!/bin/sh\n"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,11 @@ def prepared_image(spec: SandboxSpec, base: Base, bundle: bytes, user: int | Non
     texts, uid = etc_files(spec.network), _uid(spec, user)
     binds = {bind.target: bind.source if user is None else reachable(bind.source) for bind in spec.binds}
     if base.ready is None or base.runtime is None:
-        root, bound = host_root({**texts, **identity_files(None, uid, HOME), BUNDLE: ""})
+        root, bound = host_root({**texts, **identity_files(None, uid, HOME), BUNDLE: "", **_START})
         return Image(root, None, {**{path: path for path in bound}, BUNDLE: str(shared_file("broker.pyz", bundle)), **binds})
     directory = base.ready.directory
     del texts["/etc/nsswitch.conf"]
-    texts |= {**identity_files(directory, uid, HOME), "/etc/hostname": f"{_HOSTNAME}\n"}
+    texts |= {**identity_files(directory, uid, HOME), "/etc/hostname": f"{_HOSTNAME}\n", **_START}
     # A root that can be changed gets no mount points from Apptainer.
     texts |= {target: "" for target, source in binds.items() if not Path(source).is_dir()}
     points = [*_MOUNT_POINTS, *(target for target, source in binds.items() if Path(source).is_dir())]
@@ -55,20 +57,30 @@ def prepared_image(spec: SandboxSpec, base: Base, bundle: bytes, user: int | Non
     return Image(directory, layer, {**base.runtime.mounts, **binds})
 
 
-def command_of(program: Program, spec: SandboxSpec, image: Image, work: Path) -> list[str]:
-    """The command that turns into the sandbox, but for what runs inside; `work` is the folder of this sandbox's launcher."""
-    start = [*program.with_configuration(spec.limits.disk_mb), "--quiet", "exec", *_container(program, spec)]
+@dataclass(frozen=True)
+class Container:
+    """The parts of a command: PROGRAM exec --pwd HOME OPTIONS IMAGE ... or PROGRAM instance start OPTIONS IMAGE NAME."""
+
+    program: list[str]
+    options: list[str]
+    image: str
+
+
+def container_of(program: Program, spec: SandboxSpec, image: Image, work: Path) -> Container:
+    """What makes a container a sandbox; `work` is the folder of this sandbox's launcher."""
+    command, options = program.with_configuration(spec.limits.disk_mb), _isolation(program, spec)
     mounts = {**dict.fromkeys(kernel_files(), "/dev/null"), **image.binds}
-    if _is_prepared(spec, image):
+    if image.layer is not None or spec.fakeroot:
         layers = None if image.layer is None else (image.directory, image.layer)
-        start = [*preparation(work, spec.limits.disk_mb, spec.changes, layers), *start, "--workdir", str(work / MEMORY)]
+        command = [*preparation(work, spec.limits.disk_mb, spec.changes, layers), *command]
+        options += ["--workdir", str(work / MEMORY)]
     if image.layer is not None and spec.changes is not Changes.REFUSED:
-        start += ["--writable"]
+        options += ["--writable"]
         if spec.changes is Changes.DISK:
             mounts[CHANGES] = str(upper(work, spec.changes))
     for target, source in mounts.items():
-        start += ["--mount", ",".join(["type=bind", _field("source", source), _field("destination", target), "ro"])]
-    return [*start, str(image.directory if image.layer is None else work / ROOT)]
+        options += ["--mount", ",".join(["type=bind", _field("source", source), _field("destination", target), "ro"])]
+    return Container(command, options, str(image.directory if image.layer is None else work / ROOT))
 
 
 def writable_places(spec: SandboxSpec, image: Image) -> Writable:
@@ -78,15 +90,11 @@ def writable_places(spec: SandboxSpec, image: Image) -> Writable:
     return Writable(memory=["/tmp", "/dev"], bounded=sized, disk=disk)  # noqa: S108 - inside
 
 
-def _is_prepared(spec: SandboxSpec, image: Image) -> bool:
-    return image.layer is not None or spec.fakeroot
-
-
-def _container(program: Program, spec: SandboxSpec) -> list[str]:
+def _isolation(program: Program, spec: SandboxSpec) -> list[str]:
     # --containall: own processes, IPC, /dev and /tmp, nothing of the environment, no privileges.
     options = ["--userns", "--containall", "--cleanenv", "--no-home", "--no-mount", _NEVER_MOUNTED, "--hostname", _HOSTNAME]
     # Without the shim the broker is process 1: it cannot be signalled from inside and takes everything with it when it ends.
-    options += ["--no-init", "--pwd", HOME, "--scratch", HOME, "--scratch", "/dev/shm"]  # noqa: S108 - inside
+    options += ["--no-init", "--scratch", HOME, "--scratch", "/dev/shm"]  # noqa: S108 - inside
     if spec.network.mode is not NetworkMode.FULL:
         options += ["--net", "--network", "none"]
     if spec.fakeroot:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from sandboxes.backends import bwrap_program
+from sandboxes.backends.apptainer.arguments import container_of, prepared_image, writable_places
 from sandboxes.backends.apptainer.files import make_work_folder, remove_work_folder
-from sandboxes.backends.apptainer.launch import Host, launch
+from sandboxes.backends.apptainer.instances import Instances
+from sandboxes.backends.apptainer.launch import Entry, Host, launch
 from sandboxes.backends.apptainer.processes import end_sandbox, first_process
 from sandboxes.backends.apptainer.program import find_program
 from sandboxes.backends.bundle import build_bundle
@@ -23,7 +26,7 @@ from sandboxes.backends.roots.runtime import Runtime, build_runtime
 from sandboxes.backends.roots.shared import SharedRoots
 from sandboxes.backends.staging import shared_folder
 from sandboxes.backends.state import Place, StateDirectory, read_record
-from sandboxes.errors import BackendUnavailable
+from sandboxes.errors import BackendUnavailable, TeardownFailed
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import Root, RootKind, SandboxSpec
 
@@ -36,6 +39,7 @@ class ApptainerBackend(StateDirectory):
     name = "apptainer"
     _host: Host | None = None
     _runtime: Runtime | None = None
+    _instances: Instances | None = None
 
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
@@ -55,7 +59,14 @@ class ApptainerBackend(StateDirectory):
         work = make_work_folder(place, host.user)
         try:
             async with self._base(host, spec, root) as base:
-                with launch(host, place, spec, base, work) as enforced:
+                image = prepared_image(spec, base, host.bundle, host.user)
+                container = container_of(host.program, spec, image, work)
+                if self._instances is None:
+                    start = [*container.program, "--quiet", "exec", "--pwd", bwrap_program.HOME]
+                    entry = Entry([*start, *container.options, container.image], work)
+                else:
+                    entry = await self._instances.start(place, container, work)
+                with launch(host, place, spec, base, entry, writable_places(spec, image)) as enforced:
                     yield enforced
         except BaseException:
             self._end(place, _ABANDON_TIMEOUT)
@@ -71,8 +82,23 @@ class ApptainerBackend(StateDirectory):
         async with ready_root(root, spec.changes, self._shared, host.user) as ready:
             yield Base(root, ready, self._runtime)
 
-    def _end(self, place: Place, timeout: float) -> list[int]:
-        return end_sandbox(self._mark(place), timeout)
+    async def stop(self, name: str) -> None:
+        await self._probe()
+        await super().stop(name)
+        if self._instances is not None:
+            left = await asyncio.to_thread(self._instances.end_stray, name, self._stop_timeout)
+            if left:
+                raise TeardownFailed(f"{name}: processes {left} are still there")
+            await self._instances.check_gone(name)
+
+    async def list(self) -> list[str]:
+        await self._probe()
+        names = await super().list()
+        return names if self._instances is None else sorted({*names, *self._instances.strays()})
+
+    def _end(self, place: Place, timeout: float) -> builtins.list[int]:
+        left = [] if self._instances is None else self._instances.end(place, timeout)
+        return left or end_sandbox(self._mark(place), timeout)
 
     def _release(self, place: Place) -> None:
         release(place)
@@ -93,7 +119,10 @@ class ApptainerBackend(StateDirectory):
 
     async def _probe(self) -> Host:
         if self._host is None:
-            self._host = await asyncio.to_thread(_probe_host, self._options)
+            host = await asyncio.to_thread(_probe_host, self._options)
+            if self._options.apptainer_instances:
+                self._instances = Instances(self.state_dir, host.program, host.user)
+            self._host = host
         return self._host
 
 

@@ -48,7 +48,7 @@ def _layer(files: Mapping[str, bytes], directories: Sequence[str], links: Mappin
         for path, data in files.items():
             (partial / path.lstrip("/")).write_bytes(data)
         for made in (partial, *partial.rglob("*")):
-            made.chmod(0o755 if made.is_dir() else 0o644)  # whatever the umask is
+            made.chmod(0o755 if made.is_dir() or made.parent.name == "actions" else 0o644)  # whatever the umask is
             if user is not None:
                 os.chown(made, user, user)
         for path, destination in links.items():

@@ -43,14 +43,27 @@ def end_sandbox(mark: Mark, timeout: float) -> list[int]:
     for pid in shells:  # so that they start nothing any more
         _signal(pid, signal.SIGSTOP, lambda pid: _is_shell(pid, mark.label))
     known = [*shells, *(pid for pid in (mark.pid,) if pid is not None and mark.fits(pid))]
-    sessions = {session for pid in known if (session := _session(pid)) not in (None, 0, os.getsid(0))}
-    while members := [pid for pid in all_pids() if _session(pid) in sessions and pid not in shells and not is_dead(pid)]:
+    sessions = {session for pid in known if (session := session_of(pid)) is not None}
+    left = kill_sessions(sessions, set(shells), timeout)
+    return left or end_marked(mark, max(0.1, deadline - time.monotonic()))
+
+
+def kill_sessions(sessions: set[int], spared: set[int], timeout: float) -> list[int]:
+    """Kill all processes of these sessions but those spared; returns the pids of those that are still there. Blocks."""
+    deadline = time.monotonic() + timeout
+    sessions = sessions - {0, os.getsid(0)}
+    while members := [pid for pid in all_pids() if session_of(pid) in sessions and pid not in spared and not is_dead(pid)]:
         if time.monotonic() > deadline:
             return members
         for pid in members:
-            _signal(pid, signal.SIGKILL, lambda pid: _session(pid) in sessions)
+            _signal(pid, signal.SIGKILL, lambda pid: session_of(pid) in sessions)
         time.sleep(_PAUSE)
-    return end_marked(mark, max(0.1, deadline - time.monotonic()))
+    return []
+
+
+def session_of(pid: int) -> int | None:
+    fields = status_fields(pid)
+    return None if fields is None else int(fields[3])
 
 
 def _labelled(label: str) -> list[int]:
@@ -59,11 +72,6 @@ def _labelled(label: str) -> list[int]:
 
 def _is_shell(pid: int, label: str) -> bool:
     return arguments_of(pid)[:4] == [SHELL.encode(), b"-c", SCRIPT.encode(), label.encode()]
-
-
-def _session(pid: int) -> int | None:
-    fields = status_fields(pid)
-    return None if fields is None else int(fields[3])
 
 
 def _signal(pid: int, number: int, is_meant: Callable[[int], bool]) -> None:

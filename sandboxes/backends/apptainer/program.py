@@ -73,24 +73,24 @@ def find_program(chosen: str, user: int | None) -> Program:
     raise BackendUnavailable("; ".join(["no usable Apptainer", *problems, hint]))
 
 
-def process_options(user: int | None, work: Path) -> dict[str, Any]:
+def process_options(user: int | None, work: Path, config: Path | None = None) -> dict[str, Any]:
     """How the program is started whatever it is to do: as `user`, with nothing of our environment, its files below `work`."""
     return {
         "cwd": "/",
-        "env": environment(work),
+        "env": environment(work, config),
         "user": user,
         "group": user,
         "extra_groups": None if user is None else [],
     }
 
 
-def environment(work: Path) -> dict[str, str]:
-    """The whole environment of the program, whichever of the two it is."""
-    folders = {"TMPDIR": "tmp", "CACHEDIR": "cache", "CONFIGDIR": "config"}
-    variables = {
-        f"{family}_{name}": str(work / folder) for family in ("APPTAINER", "SINGULARITY") for name, folder in folders.items()
-    }
-    return {"PATH": _PATH, "HOME": str(work), "LANG": "C.UTF-8", **variables}
+def environment(work: Path, config: Path | None = None) -> dict[str, str]:
+    """The whole environment of the program, whichever of the two it is; instances are listed below `config`."""
+    folders = {"TMPDIR": work / "tmp", "CACHEDIR": work / "cache", "CONFIGDIR": config or work / "config"}
+    variables = {"PATH": _PATH, "HOME": str(work), "LANG": "C.UTF-8"}
+    for name, folder in folders.items():
+        variables[f"APPTAINER_{name}"] = variables[f"SINGULARITY_{name}"] = str(folder)
+    return variables
 
 
 def _candidates() -> Iterable[str]:
