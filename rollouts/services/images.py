@@ -10,11 +10,11 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db.models import Exists, OuterRef
-from pydantic import BaseModel
 
 from rollouts.environments import registry
 from rollouts.environments.base import EnvironmentConfig
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
+from rollouts.environments.sandbox_settings import SandboxSettings
 from rollouts.models import Environment, Rollout, Task
 from sandboxes.images.errors import ImageBusy, ImageRefused
 from sandboxes.images.services.prune import Pruned, prune_images
@@ -62,10 +62,10 @@ def check_task_images(tasks: Iterable[TaskNeed]) -> list[FieldError]:
     return [FieldError(pointer, reasons[name]) for pointer, name in named if name in reasons]
 
 
-def config_images(config: BaseModel) -> dict[str, str]:
-    """The images that a configuration names, by JSON pointer: the field `image` of each of its groups of settings."""
-    groups = {field: group for field, group in dict(config).items() if isinstance(group, BaseModel)}
-    return {f"/{field}/image": name for field, group in groups.items() if (name := getattr(group, "image", ""))}
+def config_images(config: EnvironmentConfig) -> dict[str, str]:
+    """The images that a configuration names, by JSON pointer."""
+    groups = {field: group for field, group in dict(config).items() if isinstance(group, SandboxSettings)}
+    return {f"/{field}/image": group.image for field, group in groups.items() if group.image}
 
 
 def prune_as_configured() -> list[Pruned]:

@@ -91,7 +91,7 @@ class ImageBuilder:
                 retryable = False
                 logger.error("an image's build failed", image=claim.image, build=claim.build_id, exc_info=error)
         text = str(error) if isinstance(error, BuildFailed | SandboxError) else f"{type(error).__name__}: {error}"
-        log.line(f"failed: {text}")
+        log.line(f"failed: {text.partition(chr(10))[0].rstrip(':')}")  # the rest, what a program printed, stands there already
         await self._database.insist(fail_build, claim=claim, error=text, retryable=retryable, report=_report(log))
 
     async def _make(self, claim: BuildClaim, log: BuildLog) -> tuple[Entry, str]:
@@ -116,6 +116,7 @@ class ImageBuilder:
             base=base,
             backend=self._backend,
             monitor=log,
+            apptainer=settings.SANDBOX_OPTIONS.apptainer,
         )
         return made, key
 

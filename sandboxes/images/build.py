@@ -39,6 +39,7 @@ async def build_image(
     base: Entry | None,
     backend: Backend,
     monitor: Monitor,
+    apptainer: str = "",
 ) -> Entry:
     """Make the image in a workspace called `name`, and add it to the store.
 
@@ -68,6 +69,7 @@ async def build_image(
             format=format,
             backend=backend,
             base=base,
+            apptainer=apptainer,
         )
         try:
             made = await source.make(settings, job)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,8 @@ class Job:
     """One try to make one image.
 
     `owner` is the host user that its files shall belong to, None for our own; `room` how many bytes it may take; `base` the
-    image that its source builds upon, if any; `backend` starts the sandboxes that it is built in, named after `name`.
+    image that its source builds upon, if any; `backend` starts the sandboxes that it is built in, named after `name`;
+    `apptainer` is the program, "" the first that is found.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Job:
     format: Format
     backend: Backend
     base: Entry | None = None
+    apptainer: str = ""
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="image"))
     _stopped: threading.Event = field(default_factory=threading.Event)
     whole: float = 0.9  # which part of all is the source's own; the rest is for adding it to the store
@@ -141,10 +144,13 @@ class Job:
         env: Mapping[str, str] | None = None,
         user: int | None = None,
         retryable: bool = False,
+        hopeless: re.Pattern[str] | None = None,
+        milestones: Sequence[str] = (),
     ) -> None:
         """Run a program of the host; what it prints goes to the log (with `stdout`, a descriptor, only its errors).
 
-        `user` is the host user it runs as, None for our own. Raises BuildFailed with the end of what it printed.
+        `user` is the host user it runs as, None for our own; `milestones` are how lines begin that tell how far it is. Raises
+        BuildFailed, as `program_failure` has it.
         """
         name = Path(command[0]).name
         try:
@@ -170,6 +176,9 @@ class Job:
         def say(line: str) -> None:
             tail.append(line)
             self.say(line)
+            for passed, milestone in enumerate(milestones, 1):
+                if line.startswith(milestone):
+                    self.done(passed / (len(milestones) + 1))
 
         lines = Lines(say)
         try:
@@ -183,7 +192,18 @@ class Job:
         finally:
             await _end(process)
         if status != 0:
-            raise BuildFailed("\n".join([f"{name} ended with status {status}:", *tail]), retryable=retryable)
+            raise program_failure(f"{name} ended with status {status}", tail, retryable=retryable, hopeless=hopeless)
+
+
+def program_failure(what: str, printed: Iterable[str], *, retryable: bool, hopeless: re.Pattern[str] | None) -> BuildFailed:
+    """The failure of a program, with the end of what it printed; or only with the lines in which it says what is `hopeless`.
+
+    Such a failure is not retryable: a package that does not exist will not exist in a minute.
+    """
+    lines = list(printed)
+    if said := [line for line in lines if hopeless and hopeless.search(line)]:
+        return BuildFailed("\n".join([f"{what}:", *said]))
+    return BuildFailed("\n".join([f"{what}:", *lines]), retryable=retryable)
 
 
 def program_environment() -> dict[str, str]:

@@ -10,10 +10,10 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
-from pydantic import BaseModel
 
 from rollouts.environments import registry
 from rollouts.environments.base import EnvironmentConfig, TaskPayload
+from rollouts.environments.sandbox_settings import SandboxSettings
 from rollouts.models import Project
 from rollouts.services.errors import Refused
 from rollouts.services.images import prune
@@ -246,12 +246,8 @@ def test_a_verification_is_taken_once():
     assert take_verification() is None
 
 
-class _Sandbox(BaseModel):
-    image: str = ""
-
-
 class _Config(EnvironmentConfig):
-    sandbox: _Sandbox = _Sandbox()
+    sandbox: SandboxSettings = SandboxSettings()
 
 
 class _Task(TaskPayload):
@@ -271,7 +267,7 @@ class Imaged:
     def sandbox_spec(self, config: _Config, task: _Task) -> SandboxSpec:
         if task.image == "broken":
             raise RuntimeError("no spec for this one")
-        return SandboxSpec(image=task.image or config.sandbox.image)
+        return config.sandbox.to_spec(image=task.image)
 
 
 class TestAdmission:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ class Source:
 
     kind: ClassVar[str]
     settings: ClassVar[type[SourceSettings]]
+    example: ClassVar[Mapping[str, Any]]  # settings as somebody might write them
 
     def identity(self, settings: Any) -> str:
         """What decides about the result besides the settings and the base, such as the digest of a file. Raises BadSource."""

@@ -10,9 +10,9 @@ import os
 import re
 import select
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -46,6 +46,7 @@ class DebianSettings(SourceSettings):
 class Debian(Source):
     kind: ClassVar[str] = "debian"
     settings: ClassVar[type[DebianSettings]] = DebianSettings
+    example: ClassVar[Mapping[str, Any]] = {"suite": "bookworm", "packages": ["python3-venv", "git", "ca-certificates"]}
 
     def space(self, settings: DebianSettings) -> int:
         return (1024 + 16 * len(settings.packages)) * _MIB

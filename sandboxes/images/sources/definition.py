@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -37,13 +38,16 @@ class DefinitionSettings(SourceSettings):
 class Definition(Source):
     kind: ClassVar[str] = "definition"
     settings: ClassVar[type[DefinitionSettings]] = DefinitionSettings
+    example: ClassVar[Mapping[str, Any]] = {
+        "text": "Bootstrap: localimage\nFrom: /data/archives/swe.sif\n\n%post\n    echo hello > /etc/motd\n"
+    }
 
     def space(self, settings: DefinitionSettings) -> int:
         return _SPACE
 
     async def make(self, settings: DefinitionSettings, job: Job) -> Made:
         try:
-            program = find_program("", job.owner)
+            program = find_program(job.apptainer, job.owner)
         except BackendUnavailable as error:
             raise BuildFailed(f"a definition is built by Apptainer, and there is none on this node: {error}") from error
         folder = job.folder("apptainer")

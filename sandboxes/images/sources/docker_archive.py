@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ class DockerArchiveSettings(FileSettings):
 class DockerArchive(Source):
     kind: ClassVar[str] = "docker_archive"
     settings: ClassVar[type[DockerArchiveSettings]] = DockerArchiveSettings
+    example: ClassVar[Mapping[str, Any]] = {"path": "/data/archives/swe.tar", "reference": "swe:1"}
 
     def identity(self, settings: DockerArchiveSettings) -> str:
         return file_identity(Path(settings.path))

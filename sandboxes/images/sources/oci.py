@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ class OciSettings(FileSettings):
 class Oci(Source):
     kind: ClassVar[str] = "oci"
     settings: ClassVar[type[OciSettings]] = OciSettings
+    example: ClassVar[Mapping[str, Any]] = {"path": "/data/archives/swe", "reference": "1"}
 
     def identity(self, settings: OciSettings) -> str:
         path = Path(settings.path)

@@ -8,13 +8,15 @@ The package's own code runs while it is built, so it is built inside a sandbox, 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from sandboxes.images.errors import BadSource, BuildFailed
-from sandboxes.images.job import Job, Lines, Made
+from sandboxes.images.errors import BadSource
+from sandboxes.images.job import Job, Lines, Made, program_failure
 from sandboxes.images.pip_config import FILES as PIP_FILES
 from sandboxes.images.pip_config import PipConfig, read_pip_config
 from sandboxes.images.states import Format
@@ -32,6 +34,8 @@ _RESULT = f"{_WORK}/result.tar"
 _SECONDS = 3600.0
 _SPACE = 4 << 30
 _LIMITS = Limits(memory_mb=8192, processes=1024, disk_mb=16_384, file_size_mb=8192, open_files=8192, flood_mb=1024)
+# pip: the index knows the package, but not in this version. An index that is away looks like one that knows nothing.
+_HOPELESS = re.compile(r"Could not find a version .*\(from versions: (?!none\))")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ENV = {
     "TMPDIR": _TMP,
@@ -81,6 +85,12 @@ class PythonSettings(BasedSettings):
 class Python(Source):
     kind: ClassVar[str] = "python"
     settings: ClassVar[type[PythonSettings]] = PythonSettings
+    example: ClassVar[Mapping[str, Any]] = {
+        "package": "six",
+        "version": "1.16.0",
+        "base": "debian-12",
+        "requirements": ["pytest<9"],
+    }
 
     def space(self, settings: PythonSettings) -> int:
         return _SPACE
@@ -133,8 +143,8 @@ class _Shell:
             why = f"failed with status {result.exit_code}"
             if result.timed_out or result.limit_exceeded:
                 why = "took too long" if result.timed_out else f"exceeded the limit {result.limit_exceeded}"
-            tail = "\n".join(result.output.splitlines()[-12:])
-            raise BuildFailed(f"{self._job.step_text} {why}:\n{tail}", retryable=retryable)
+            tail = result.output.splitlines()[-12:]
+            raise program_failure(f"{self._job.step_text} {why}", tail, retryable=retryable, hopeless=_HOPELESS)
 
 
 async def _build(shell: _Shell, settings: PythonSettings, config: PipConfig) -> None:

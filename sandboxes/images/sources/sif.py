@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, ClassVar, cast
+from typing import IO, Any, ClassVar, cast
 
 from sandboxes.images.errors import BadSource
 from sandboxes.images.job import Job, Made
@@ -21,6 +22,7 @@ _MAGIC_OFFSET = 32  # after the line that runs it as a program
 class Sif(Source):
     kind: ClassVar[str] = "sif"
     settings: ClassVar[type[FileSettings]] = FileSettings
+    example: ClassVar[Mapping[str, Any]] = {"path": "/data/archives/swe.sif"}
 
     def identity(self, settings: FileSettings) -> str:
         return file_identity(Path(settings.path))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sandboxes.images.errors import BadSource
 from sandboxes.images.job import Job, Made
@@ -17,6 +18,7 @@ from .base import FileSettings, Source, bytes_below
 class Tarball(Source):
     kind: ClassVar[str] = "tarball"
     settings: ClassVar[type[FileSettings]] = FileSettings
+    example: ClassVar[Mapping[str, Any]] = {"path": "/data/archives/rootfs.tar.zst"}
 
     def identity(self, settings: FileSettings) -> str:
         return file_identity(Path(settings.path))
