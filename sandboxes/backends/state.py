@@ -252,4 +252,6 @@ def read_record(directory: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads((directory / _RECORD).read_text())
     except FileNotFoundError:
         return {}
+    except ValueError:  # the host went down before it was on its disk, and with it whatever ran
+        return {}
     return record

@@ -79,3 +79,11 @@ def test_programs_are_not_shown_from_where_none_may_run(tmp_path: Path) -> None:
         check=False,
     )
     assert "BackendUnavailable: images need programs of the host in ., which is mounted noexec" in run.stderr
+
+
+async def test_a_sandbox_whose_record_the_host_took_down_with_it_is_removed(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(tmp_path)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/sandbox.json").touch()
+    await backend.stop("x")
+    assert await backend.list() == []

@@ -103,7 +103,8 @@ class ApptainerBackend(StateDirectory):
     def _release(self, place: Place) -> None:
         release(place)
         remove_work_folder(place, sandbox_user())
-        self._shared.sweep()
+        with contextlib.suppress(BackendUnavailable):  # the folder for it is not there, or not ours: neither is what is in it
+            self._shared.sweep()
 
     def _mark(self, place: Place) -> Mark:
         pid = first_process(place.label)
