@@ -16,15 +16,13 @@ from sandboxes.backends.apptainer.instances import Instances
 from sandboxes.backends.apptainer.launch import Entry, Host, launch
 from sandboxes.backends.apptainer.processes import end_sandbox, first_process
 from sandboxes.backends.apptainer.program import find_program
+from sandboxes.backends.bases import Bases
 from sandboxes.backends.bundle import build_bundle
 from sandboxes.backends.enforcement import find_enforcement, release
 from sandboxes.backends.host_processes import Mark, namespace_of
-from sandboxes.backends.launch import INTERPRETER, Base
+from sandboxes.backends.launch import INTERPRETER
 from sandboxes.backends.roots.ownership import sandbox_user
-from sandboxes.backends.roots.ready import check_directory, ready_root
-from sandboxes.backends.roots.runtime import Runtime, build_runtime
-from sandboxes.backends.roots.shared import SharedRoots
-from sandboxes.backends.staging import shared_folder
+from sandboxes.backends.roots.ready import check_directory
 from sandboxes.backends.state import Place, StateDirectory, read_record
 from sandboxes.errors import BackendUnavailable, TeardownFailed
 from sandboxes.options import NodeOptions
@@ -38,14 +36,13 @@ class ApptainerBackend(StateDirectory):
 
     name = "apptainer"
     _host: Host | None = None
-    _runtime: Runtime | None = None
     _instances: Instances | None = None
 
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
         program = host.program
         facts = {"binary": program.path, "version": f"{program.product} {program.version}", "interpreter": INTERPRETER}
-        return {**facts, "sif": self._shared.how(), **host.enforcement.facts(), **program.enforced()}
+        return {**facts, "sif": self._bases.how_sif(), **host.enforcement.facts(), **program.enforced()}
 
     async def _check(self, spec: SandboxSpec, root: Root) -> None:
         host = await self._probe()
@@ -58,7 +55,7 @@ class ApptainerBackend(StateDirectory):
         host = await self._probe()
         work = make_work_folder(place, host.user)
         try:
-            async with self._base(host, spec, root) as base:
+            async with self._bases.ready(root, spec.changes, host.bundle) as base:
                 image = prepared_image(spec, base, host.bundle, host.user)
                 container = container_of(host.program, spec, image, work)
                 if self._instances is None:
@@ -72,18 +69,8 @@ class ApptainerBackend(StateDirectory):
             self._end(place, _ABANDON_TIMEOUT)
             raise
 
-    @contextlib.asynccontextmanager
-    async def _base(self, host: Host, spec: SandboxSpec, root: Root) -> AsyncIterator[Base]:
-        if root.kind is RootKind.HOST:
-            yield Base()
-            return
-        if self._runtime is None or not self._runtime.is_there():
-            self._runtime = await asyncio.to_thread(build_runtime, INTERPRETER, host.bundle, shared_folder())
-        async with ready_root(root, spec.changes, self._shared, host.user) as ready:
-            yield Base(root, ready, self._runtime)
-
     async def stop(self, name: str) -> None:
-        await self._probe()
+        await self._find_instances()
         await super().stop(name)
         if self._instances is not None:
             left = await asyncio.to_thread(self._instances.end_stray, name, self._stop_timeout)
@@ -92,7 +79,7 @@ class ApptainerBackend(StateDirectory):
             await self._instances.check_gone(name)
 
     async def list(self) -> list[str]:
-        await self._probe()
+        await self._find_instances()
         names = await super().list()
         return names if self._instances is None else sorted({*names, *self._instances.strays()})
 
@@ -102,9 +89,9 @@ class ApptainerBackend(StateDirectory):
 
     def _release(self, place: Place) -> None:
         release(place)
-        remove_work_folder(place, sandbox_user())
-        with contextlib.suppress(BackendUnavailable):  # the folder for it is not there, or not ours: neither is what is in it
-            self._shared.sweep()
+        with contextlib.suppress(BackendUnavailable):  # the folder that it is in is not there, or not ours: nor is it
+            remove_work_folder(place, sandbox_user())
+        self._bases.sweep()
 
     def _mark(self, place: Place) -> Mark:
         pid = first_process(place.label)
@@ -114,9 +101,13 @@ class ApptainerBackend(StateDirectory):
         return Mark(place.label, record.get("pid"), record.get("pid_namespace"))
 
     @functools.cached_property
-    def _shared(self) -> SharedRoots:
-        user = sandbox_user()
-        return SharedRoots(self.state_dir / ".roots" if user is None else shared_folder() / "roots", user)
+    def _bases(self) -> Bases:
+        return Bases(self.state_dir)
+
+    async def _find_instances(self) -> None:
+        """Nothing else of stopping needs the program, which may be gone."""
+        if self._options.apptainer_instances:
+            await self._probe()
 
     async def _probe(self) -> Host:
         if self._host is None:

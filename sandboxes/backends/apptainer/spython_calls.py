@@ -23,10 +23,12 @@ from sandboxes.backends.apptainer.program import environment
 from sandboxes.errors import SandboxError
 
 _CHILD = "sandboxes.backends.apptainer.spython_child"
-# It is asked for its version before each call.
+# Before and after it does what it is told, spython also asks for the version and for instances.
 _WRAPPER = """#!/bin/sh
-[ "$1" != --version ] || exec {plain} --version
-exec {command} "$@"
+case " $* " in
+*" instance start "*) exec {starting} "$@" ;;
+*) exec {plain} "$@" ;;
+esac
 """
 _QUICK = 30.0  # seconds for what only asks
 _POLL = 0.1
@@ -41,15 +43,15 @@ class SpythonFailed(SandboxError):
 class Caller:
     """Who calls: `program` is the path, `user` the host user that it runs as, None for our own.
 
-    The program keeps its files below `work`, which that user can write; `config` is where it lists instances; `command` is
-    what stands for it where it starts something, with options of its own.
+    The program keeps its files below `work`, which that user can write; `config` is where it lists instances; `starting` is
+    the command that stands for it to start one.
     """
 
     program: str
     work: Path
     user: int | None = None
     config: Path | None = None
-    command: Sequence[str] = ()
+    starting: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
