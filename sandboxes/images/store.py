@@ -98,11 +98,14 @@ class Store:
         return found
 
     def detach(self, digest: str) -> Path | None:
-        """Take an entry out at once; where its files are now, to be removed. None: it was added within the last hour."""
+        """Take an entry out at once; where its files are now, to be removed. None: it was added just now, or is gone."""
         folder = self._folder_of(digest)
         self._make_folders()
         with self._locked():
-            if time.time() - (folder / _MANIFEST).stat().st_mtime < _SETTLED_SECONDS:
+            try:
+                if time.time() - (folder / _MANIFEST).stat().st_mtime < _SETTLED_SECONDS:
+                    return None
+            except FileNotFoundError:
                 return None
             return folder.rename(self._tmp / f"removed-{secrets.token_hex(4)}")
 

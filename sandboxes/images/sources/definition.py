@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from sandboxes.backends.apptainer.program import environment, find_program
+from sandboxes.backends.apptainer.program import find_program
+from sandboxes.backends.apptainer.spython_calls import Caller, SpythonFailed, build_image, labels_of
 from sandboxes.errors import BackendUnavailable
 from sandboxes.images.errors import BuildFailed
 from sandboxes.images.job import Job, Made
@@ -57,10 +58,12 @@ class Definition(Source):
         definition.write_text(settings.text)
         definition.chmod(0o644)
         job.step("building with Apptainer", 0.0, 1.0)
-        command = [program.path, "build", str(target), str(definition)]
-        await job.run(command, timeout=_SECONDS, env=environment(folder), user=job.owner, retryable=True)
-        if not target.is_file():
-            raise BuildFailed("Apptainer ended well, and made no image")
+        caller = Caller(program.path, folder, job.owner)
+        try:
+            await build_image(caller, str(definition), target, timeout=_SECONDS, on_line=job.say)
+            labels = await labels_of(caller, target)
+        except SpythonFailed as error:
+            raise BuildFailed(str(error), retryable=True) from error
         os.chown(target, os.geteuid(), os.getegid())
         target.chmod(0o644)
-        return Made(target, Format.SIF)
+        return Made(target, Format.SIF, labels=labels)
