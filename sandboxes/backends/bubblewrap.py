@@ -13,15 +13,13 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from sandboxes.backends import bwrap_program
+from sandboxes.backends.bases import Bases
 from sandboxes.backends.bundle import build_bundle
 from sandboxes.backends.enforcement import find_enforcement, release
 from sandboxes.backends.host_processes import Mark
-from sandboxes.backends.launch import INTERPRETER, Base, Host, launch, read_mark
+from sandboxes.backends.launch import INTERPRETER, Host, launch, read_mark
 from sandboxes.backends.roots.ownership import sandbox_user
-from sandboxes.backends.roots.ready import check_directory, ready_root
-from sandboxes.backends.roots.runtime import Runtime, build_runtime
-from sandboxes.backends.roots.shared import SharedRoots
-from sandboxes.backends.staging import shared_folder
+from sandboxes.backends.roots.ready import check_directory
 from sandboxes.backends.state import Place, StateDirectory
 from sandboxes.errors import BackendUnavailable
 from sandboxes.protocol import Root, RootKind, SandboxSpec
@@ -32,11 +30,10 @@ class BubblewrapBackend(StateDirectory):
 
     name = "bubblewrap"
     _host: Host | None = None
-    _runtime: Runtime | None = None
 
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
-        facts = {"binary": host.bwrap, "version": host.version, "interpreter": INTERPRETER, "sif": self._shared.how()}
+        facts = {"binary": host.bwrap, "version": host.version, "interpreter": INTERPRETER, "sif": self._bases.how_sif()}
         return {**facts, **host.enforcement.facts()}
 
     async def _check(self, spec: SandboxSpec, root: Root) -> None:
@@ -48,14 +45,8 @@ class BubblewrapBackend(StateDirectory):
     @contextlib.asynccontextmanager
     async def _launched(self, place: Place, spec: SandboxSpec, root: Root) -> AsyncIterator[Mapping[str, str]]:
         host = await self._probe()
-        if root.kind is RootKind.HOST:
-            with launch(host, place, spec, Base()) as enforced:
-                yield enforced
-            return
-        if self._runtime is None or not self._runtime.is_there():
-            self._runtime = await asyncio.to_thread(build_runtime, INTERPRETER, host.bundle, shared_folder())
-        async with ready_root(root, spec.changes, self._shared, host.user) as ready:
-            with launch(host, place, spec, Base(root, ready, self._runtime)) as enforced:
+        async with self._bases.ready(root, spec.changes, host.bundle) as base:
+            with launch(host, place, spec, base) as enforced:
                 yield enforced
 
     def _mark(self, place: Place) -> Mark:
@@ -63,13 +54,11 @@ class BubblewrapBackend(StateDirectory):
 
     def _release(self, place: Place) -> None:
         release(place)
-        with contextlib.suppress(BackendUnavailable):  # the folder for it is not there, or not ours: neither is what is in it
-            self._shared.sweep()
+        self._bases.sweep()
 
     @functools.cached_property
-    def _shared(self) -> SharedRoots:
-        user = sandbox_user()
-        return SharedRoots(self.state_dir / ".roots" if user is None else shared_folder() / "roots", user)
+    def _bases(self) -> Bases:
+        return Bases(self.state_dir)
 
     async def _probe(self) -> Host:
         if self._host is None:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from sandboxes.backends import staging
+from sandboxes.backends.apptainer.backend import ApptainerBackend
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.backends.launch import INTERPRETER
 from sandboxes.backends.staging import make_once
 from sandboxes.errors import BackendUnavailable, SandboxStartFailed
+from sandboxes.options import NodeOptions
 from sandboxes.protocol import SandboxSpec
 
 
@@ -79,6 +81,16 @@ def test_programs_are_not_shown_from_where_none_may_run(tmp_path: Path) -> None:
         check=False,
     )
     assert "BackendUnavailable: images need programs of the host in ., which is mounted noexec" in run.stderr
+
+
+async def test_sandboxes_can_be_stopped_where_apptainer_is_gone(tmp_path: Path) -> None:
+    backend = ApptainerBackend(tmp_path, NodeOptions(apptainer="/gone"))
+    with pytest.raises(BackendUnavailable, match="/gone"):
+        await backend.start("x", SandboxSpec())
+    (tmp_path / "x").mkdir()
+    assert await backend.list() == ["x"]
+    await backend.stop("x")
+    assert await backend.list() == []
 
 
 async def test_a_sandbox_whose_record_the_host_took_down_with_it_is_removed(tmp_path: Path) -> None:
