@@ -125,9 +125,8 @@ async def _call(
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as result, tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         program = Path(folder) / "singularity"  # the only name that spython knows
-        program.write_text(
-            _WRAPPER.format(plain=shlex.quote(caller.program), command=shlex.join(caller.command or [caller.program]))
-        )
+        starting = shlex.join(caller.starting or [caller.program])
+        program.write_text(_WRAPPER.format(plain=shlex.quote(caller.program), starting=starting))
         program.chmod(0o755)
         variables = environment(caller.work, caller.config)
         variables |= {"PATH": f"{folder}:{variables['PATH']}", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
