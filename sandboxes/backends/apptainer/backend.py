@@ -113,7 +113,9 @@ class ApptainerBackend(StateDirectory):
         if self._host is None:
             host = await asyncio.to_thread(_probe_host, self._options)
             if self._options.apptainer_instances:
-                self._instances = Instances(self.state_dir, host.program, host.user)
+                instances = Instances(self.state_dir, host.program, host.user)
+                await instances.check()
+                self._instances = instances
             self._host = host
         return self._host
 

@@ -6,22 +6,24 @@ then Apptainer's, so that an agent can kill its broker: the sandbox is lost, and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandboxes.backends.apptainer.arguments import Container
 from sandboxes.backends.apptainer.launch import Entry
 from sandboxes.backends.apptainer.processes import kill_sessions, session_of
 from sandboxes.backends.apptainer.program import Program
-from sandboxes.backends.apptainer.spython_calls import Caller, SpythonFailed, instances, start_instance
+from sandboxes.backends.apptainer.spython_calls import Caller, SpythonFailed, instances, start_instance, version
 from sandboxes.backends.bwrap_program import HOME
-from sandboxes.backends.host_processes import all_pids, arguments_of
+from sandboxes.backends.host_processes import all_pids, arguments_of, user_of
 from sandboxes.backends.staging import shared_folder
 from sandboxes.backends.state import Place
-from sandboxes.errors import SandboxStartFailed, TeardownFailed
+from sandboxes.errors import BackendUnavailable, SandboxStartFailed, TeardownFailed
 
 _NAME = "instance"  # in the sandbox's directory: its instance's name, which stays when the sandbox gets another one
 _START_TIMEOUT = 60.0
@@ -46,6 +48,14 @@ class Instances:
         folder.mkdir(mode=0o700, exist_ok=True)
         os.chown(folder, self._user, self._user)
         return folder
+
+    async def check(self) -> None:
+        """Raises BackendUnavailable when spython cannot be used."""
+        with self._folder() as work:
+            try:
+                await version(Caller(self._program.path, work, self._user, self.config))
+            except SpythonFailed as error:
+                raise BackendUnavailable(f"PRORL_APPTAINER_INSTANCES needs the Python package spython: {error}") from error
 
     async def start(self, place: Place, container: Container, work: Path) -> Entry:
         """Start the sandbox's instance, for the broker to enter it. Raises SandboxStartFailed."""
@@ -73,17 +83,14 @@ class Instances:
     def strays(self) -> set[str]:
         """Names of sandboxes that have an instance, but no directory."""
         recorded = {path.read_text() for path in self._state_dir.glob(f"*/{_NAME}")}
-        return {name.removeprefix(self._prefix) for name in _running() if name.startswith(self._prefix)} - {
-            name.removeprefix(self._prefix) for name in recorded
-        }
+        names = {name for name, _ in self._running() if name.startswith(self._prefix)}
+        return {name.removeprefix(self._prefix) for name in names - recorded}
 
     async def check_gone(self, name: str) -> None:
         """Have Apptainer list its instances, which also makes it forget those that ended. Raises TeardownFailed."""
-        with tempfile.TemporaryDirectory() as work:
-            if self._user is not None:
-                os.chown(work, self._user, self._user)
+        with self._folder() as work:
             try:
-                listed = await instances(Caller(self._program.path, Path(work), self._user, self.config))
+                listed = await instances(Caller(self._program.path, work, self._user, self.config))
             except SpythonFailed as error:
                 raise TeardownFailed(f"{name}: {error}") from error
         if self._prefix + name in listed:
@@ -91,16 +98,26 @@ class Instances:
         for log in self.config.glob(f"instances/logs/*/*/{self._prefix}{name}.*"):
             log.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as work:
+            if self._user is not None:
+                os.chown(work, self._user, self._user)
+            yield Path(work)
+
     def _kill(self, name: str, timeout: float) -> list[int]:
-        return kill_sessions({session for title, session in _running().items() if title == name}, set(), timeout)
+        return kill_sessions({session for title, session in self._running() if title == name}, set(), timeout)
 
+    def _running(self) -> set[tuple[str, int]]:
+        """(name, session) of all instances of our sandboxes' user.
 
-def _running() -> dict[str, int]:
-    """The sessions of all instances on this host, by name."""
-    found = {}
-    for pid in all_pids():
-        title = _TITLE.match(b" ".join(arguments_of(pid)))
-        session = session_of(pid)
-        if title and session is not None:
-            found[title[1].decode(errors="replace")] = session
-    return found
+        A name may come with several sessions: an agent, too, can give its processes such a title.
+        """
+        user = os.geteuid() if self._user is None else self._user
+        found = set()
+        for pid in all_pids():
+            title = _TITLE.match(b" ".join(arguments_of(pid)))
+            session = session_of(pid)
+            if title and session is not None and user_of(pid) == user:
+                found.add((title[1].decode(errors="replace"), session))
+        return found

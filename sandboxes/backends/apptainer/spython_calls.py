@@ -84,8 +84,8 @@ async def labels_of(caller: Caller, image: Path) -> dict[str, str]:
 
 async def build_image(
     caller: Caller, source: str, target: Path, *, timeout: float, on_line: Callable[[str], None] | None = None
-) -> None:
-    """Build the SIF file `target`, which is replaced, from a definition file or a directory.
+) -> dict[str, str]:
+    """Build the SIF file `target`, which is replaced, from a definition file or a directory, and return its labels.
 
     `on_line` gets what is printed, as it comes. Raises SpythonFailed.
     """
@@ -95,7 +95,7 @@ async def build_image(
     answer = await _call(caller, "build", arguments, timeout=timeout, on_line=on_line)
     if not target.is_file():
         raise SpythonFailed(f"build: {target} is not there: {answer}")
-    await labels_of(caller, target)
+    return await labels_of(caller, target)
 
 
 async def start_instance(caller: Caller, image: str, name: str, options: list[str], *, timeout: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from sandboxes.backends.apptainer.program import find_program
-from sandboxes.backends.apptainer.spython_calls import Caller, SpythonFailed, build_image, labels_of
+from sandboxes.backends.apptainer.spython_calls import Caller, SpythonFailed, build_image
 from sandboxes.errors import BackendUnavailable
 from sandboxes.images.errors import BuildFailed
 from sandboxes.images.job import Job, Made
@@ -60,8 +60,7 @@ class Definition(Source):
         job.step("building with Apptainer", 0.0, 1.0)
         caller = Caller(program.path, folder, job.owner)
         try:
-            await build_image(caller, str(definition), target, timeout=_SECONDS, on_line=job.say)
-            labels = await labels_of(caller, target)
+            labels = await build_image(caller, str(definition), target, timeout=_SECONDS, on_line=job.say)
         except SpythonFailed as error:
             raise BuildFailed(str(error), retryable=True) from error
         os.chown(target, os.geteuid(), os.getegid())
