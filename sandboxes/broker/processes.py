@@ -21,6 +21,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE_ALL_TARGETS = 300
 _FREEZE_ROUNDS = 200
+_COURTESY = 5  # a crowd of the agent's gets less of the processor than the broker that has to stop it, and than the platform
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -86,6 +87,7 @@ def spawn(
         return pid
     try:
         os.setsid()
+        os.nice(_COURTESY)
         if terminal is not None:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):

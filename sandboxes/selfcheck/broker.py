@@ -28,6 +28,16 @@ async def is_out_of_reach(bench: Bench) -> None:
         expect(await session.ping() < 5, "the broker does not answer")
 
 
+@check("what the agent runs stands behind its broker for the processor")
+async def goes_first(bench: Bench) -> None:
+    async with bench.sandbox() as session:
+        result = await session.bash("cut -d' ' -f19 /proc/1/stat /proc/self/stat", timeout=5)
+        broker, own = map(int, result.output.split())
+        expect(own > broker, f"the niceness of the broker is {broker}, of a command {own}")
+        attempts = {"being as urgent as the broker": f"os.setpriority(os.PRIO_PROCESS, 0, {broker})"}
+        await expect_denied(session, attempts)
+
+
 @check("the channel to the host shows nowhere inside: no socket file, no name, no open descriptor")
 async def channel_is_hidden(bench: Bench) -> None:
     attempts = {
