@@ -26,10 +26,20 @@ print(cancel_build(build=ImageBuild.objects.get(image__name={name!r})))
 """
 
 
-@pytest.fixture
-def platform(tmp_path: Path) -> Iterator[Platform]:
-    with open_folder() as images, running_platform(tmp_path / "platform", image_dir=images) as running:
+@pytest.fixture(scope="module")
+def shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    folder = tmp_path_factory.mktemp("images") / "platform"
+    with open_folder() as images, running_platform(folder, image_dir=images) as running:
         yield running
+
+
+@pytest.fixture
+def platform(shared_platform: Platform) -> Iterator[Platform]:
+    """Without processes and images; those of a test end with it."""
+    yield shared_platform
+    for name in shared_platform.processes:
+        shared_platform.kill(name)
+    shared_platform.manage("shell", "--no-imports", "-c", "from sandboxes.models import Image; Image.objects.all().delete()")
 
 
 @pytest.fixture
