@@ -136,6 +136,15 @@ def arguments_of(pid: int) -> list[bytes]:
         return []
 
 
+def user_of(pid: int) -> int | None:
+    """The host user who started a process; None when it is gone."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    return int(status.partition("\nUid:")[2].split()[0])
+
+
 def is_dead(pid: int) -> bool:
     """Whether a process is gone, or runs nothing any more and only waits for its parent."""
     fields = status_fields(pid)
