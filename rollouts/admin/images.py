@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from rollouts.services.errors import Refused
@@ -26,10 +27,16 @@ from sandboxes.models import Image, ImageBuild
 from .base import ModelForm, OurAdmin, PrettyJSONField, ReadOnlyAdmin, add_refusal, pretty
 
 
+def _examples() -> SafeString:
+    """Settings of each kind, as somebody might write them."""
+    lines = ((kind, json.dumps(source.example)) for kind, source in KINDS.items())
+    return format_html("The settings of its kind, for example:{}", format_html_join("", "<br>{}: <code>{}</code>", lines))
+
+
 class ImageForm(ModelForm):
     """The settings of the source are checked by its kind's own schema before they are stored."""
 
-    source = PrettyJSONField(required=False, initial=dict, help_text="The settings of its kind; see below once it is stored.")
+    source = PrettyJSONField(required=False, initial=dict, help_text=_examples())
 
     class Meta:
         model = Image

@@ -112,6 +112,19 @@ async def test_what_mmdebstrap_says_is_in_the_error(workshop: Workshop):
     assert workshop.store.leftovers() == []
 
 
+async def test_a_package_that_does_not_exist_is_named_and_not_looked_for_again(workshop: Workshop, debian: Entry):
+    with pytest.raises(BuildFailed) as failed:
+        await workshop.build("debian", suite="bookworm", variant="extract", packages=["pyhton3"])
+    assert str(failed.value).splitlines()[1:] == ["E: Unable to locate package pyhton3"]
+    assert not failed.value.retryable
+
+
+async def test_a_version_that_does_not_exist_is_named_and_not_looked_for_again(workshop: Workshop, debian: Entry):
+    with pytest.raises(BuildFailed, match=r"six==99\.0") as failed:
+        await workshop.build("python", upon=debian, package="six", version="99.0", base="debian")
+    assert not failed.value.retryable
+
+
 @pytest.fixture(scope="module")
 def six(workshop: Workshop, debian: Entry) -> Entry:
     """A small real package, and one more besides."""

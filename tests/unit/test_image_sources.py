@@ -327,3 +327,4 @@ class TestSettings:
         for kind, source in KINDS.items():
             schema = source.settings.model_json_schema()
             assert schema["additionalProperties"] is False, kind
+            assert parse_settings(kind, source.example)

@@ -109,6 +109,8 @@ class Command(BaseCommand):
         while True:
             build = ImageBuild.objects.select_related("image").get(pk=build.pk)
             if build.owner not in (owner, None):
+                if owner is not None:
+                    self.stdout.write(f"try {build.tries}")
                 printed, owner = 0, build.owner  # another try, with a log of its own
             new = build.log_length - printed
             if new > 0:

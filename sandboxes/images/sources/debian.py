@@ -28,6 +28,17 @@ _APT = Path("/etc/apt")
 _MIB = 1 << 20
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.2
+_HOPELESS = re.compile(
+    r"^E: (Unable to locate package|Package .* has no installation candidate|The repository .* does not have a)"
+)
+_MILESTONES = (
+    "I: running apt-get update",
+    "I: downloading packages",
+    "I: extracting archives",
+    "I: installing essential packages",
+    "I: installing remaining packages",
+    "I: creating tarball",
+)
 
 _Package = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.:~=_-]*$", max_length=100)]
 _Component = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$", max_length=40)]
@@ -68,7 +79,15 @@ class Debian(Source):
 
         async def write() -> None:
             try:
-                await job.run(command, timeout=_SECONDS, stdout=writing, env=_temporary(job), retryable=True)
+                await job.run(
+                    command,
+                    timeout=_SECONDS,
+                    stdout=writing,
+                    env=_temporary(job),
+                    retryable=True,
+                    hopeless=_HOPELESS,
+                    milestones=_MILESTONES,
+                )
             finally:
                 os.close(writing)
 
