@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sandboxes.backends.staging import shared_folder
+from sandboxes.backends.staging import make_once, shared_folder
 
 # Programs and libraries, and the little of /etc that they need; what is no directory there is copied.
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -40,9 +38,8 @@ def image_layer(texts: Mapping[str, str], directories: Sequence[str], user: int 
 def _layer(files: Mapping[str, bytes], directories: Sequence[str], links: Mapping[str, str], user: int | None) -> Path:
     """Made once for each contents, for all sandboxes of this user; never written to."""
     contents = repr((sorted(files.items()), sorted(directories), sorted(links.items()), user))
-    target = shared_folder() / f"{hashlib.sha256(contents.encode()).hexdigest()[:24]}-layer"
-    if not target.exists():
-        partial = Path(tempfile.mkdtemp(dir=target.parent))
+
+    def fill(partial: Path) -> None:
         for path in [*directories, *(str(Path(file).parent) for file in files)]:
             (partial / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
@@ -53,14 +50,5 @@ def _layer(files: Mapping[str, bytes], directories: Sequence[str], links: Mappin
                 os.chown(made, user, user)
         for path, destination in links.items():
             (partial / path.lstrip("/")).symlink_to(destination)
-        _publish(partial, target)
-    return target
 
-
-def _publish(partial: Path, target: Path) -> None:
-    try:
-        partial.rename(target)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
-        if not target.exists():
-            raise
+    return make_once(shared_folder() / f"{hashlib.sha256(contents.encode()).hexdigest()[:24]}-layer", fill)
