@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 
+from .lean import signal
 from .processes import send
 
 TYPE_CHECKING = False

@@ -102,3 +102,16 @@ async def test_variables_that_cannot_be_set_are_refused(session: BrokerSession, 
     with pytest.raises(SandboxProtocolError, match="variables"):
         await session.set_env(variables)
     assert (await session.bash("echo here", timeout=5)).output == "here\n"
+
+
+def test_what_is_slow_to_import_is_not_imported_before_the_broker_can_answer(bundle: Path) -> None:
+    modules = sorted({Path(name).stem for name in zipfile.ZipFile(bundle).namelist()} - {"worker", "__init__"})
+    code = "import sys; sys.path.insert(0, sys.argv[1]); before = set(sys.modules); "
+    code += "".join(f"import broker.{module}; " for module in modules)
+    code += "print(*sorted(set(sys.modules) - before))"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(bundle)], capture_output=True, text=True, check=True)
+    imported = set(run.stdout.split())
+    assert "broker.server" in imported
+    assert not imported & {"contextlib", "enum", "functools", "json", "re", "signal", "socket", "typing"}, (
+        "broker/lean.py says where to import these from"
+    )
