@@ -123,14 +123,19 @@ class WarmPool:
         kind = _Kind(replace(spec, env={}), root)
         shelf = self._shelves[spec.image]
         shelf.note(kind, target)
-        self._news.set()
-        if sum(len(key) + len(value.encode()) for key, value in spec.env.items()) > _MAX_ENV_BYTES:
+        try:
+            return await self._take(shelf.warm[kind], name, spec.env)
+        finally:
+            self._news.set()  # only now: starting the next one would hold this one up
+
+    async def _take(self, waiting: list[_Warm], name: str, env: Mapping[str, str]) -> SandboxInfo | None:
+        if sum(len(key) + len(value.encode()) for key, value in env.items()) > _MAX_ENV_BYTES:
             return None
-        while waiting := shelf.warm[kind]:
+        while waiting:
             warm = waiting.pop(0)
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
-                    await warm.session.set_env(spec.env)  # also without any: it may have died since it was looked at
+                    await warm.session.set_env(env)  # also without any: it may have died since it was looked at
                 await self._backend.rename(warm.info.name, name)
                 await warm.session.close()
             except (SandboxError, TimeoutError) as error:
