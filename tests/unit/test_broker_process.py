@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
