@@ -36,12 +36,11 @@ async def _session(bench: Bench, forge: _Forger) -> AsyncIterator[Session]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = FrameReader()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             while data := await reader.read(65536):
                 for header, _ in frames.feed(data):
                     for piece in _pong(header) if header["verb"] == "ping" else forge(header["id"]):
                         if piece is None:
-                            writer.close()
                             return
                         writer.write(piece)
                         await writer.drain()
