@@ -14,9 +14,10 @@ class SandboxError(Exception):
 
 
 class BackendUnavailable(SandboxError):
-    """This host cannot run the backend at all; the message says what to install or change.
+    """This host cannot run the backend at all, or not any more; the message says what to install or change.
 
-    Seen by whoever starts a worker or runs `sandbox_selfcheck`, before any rollout is touched.
+    Seen by whoever starts a worker or runs `sandbox_selfcheck`, before any rollout is touched; later by the engine (INIT), and
+    the node takes no rollouts for a while.
     """
 
 

@@ -259,7 +259,7 @@ class Backend(Protocol):
     async def start(self, name: str, spec: SandboxSpec, root: Root = HOST) -> SandboxInfo:
         """Start detached and return once the broker answers; `root` is what `spec.image` stands for on this host.
 
-        Raises `SandboxStartFailed`, `SandboxExists`.
+        Raises `SandboxStartFailed`, `SandboxExists`, and `BackendUnavailable` when other starts would fail as well.
         """
         ...
 

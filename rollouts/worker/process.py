@@ -32,6 +32,7 @@ from rollouts.services.lease import (
     register_worker,
     renew,
 )
+from sandboxes.errors import BackendUnavailable
 from sandboxes.protocol import Backend
 from sandboxes.registry import get_backend
 
@@ -262,6 +263,8 @@ class WorkerProcess:
             why = failure.termination
             logger.warning("stage failed", cause=why.cause.value, detail=why.detail, retryable=failure.retryable)
             await self._database.insist(fail, claim=claimed, failure=failure)
+            if self._ability is not None and isinstance(error, BackendUnavailable):
+                await self._ability.note(error)
 
     async def _after_interruption(self, claimed: Claim, why: Interruption | None) -> None:
         if why is Interruption.CANCELLED:

@@ -27,7 +27,15 @@ from sandboxes import channel
 from sandboxes.backends import host_processes
 from sandboxes.backends.cgroups import was_killed_for_memory
 from sandboxes.backends.gates import RETRY_PAUSES, StartGates, jittered, passes
-from sandboxes.errors import LimitExceeded, SandboxError, SandboxExists, SandboxLost, SandboxStartFailed, TeardownFailed
+from sandboxes.errors import (
+    BackendUnavailable,
+    LimitExceeded,
+    SandboxError,
+    SandboxExists,
+    SandboxLost,
+    SandboxStartFailed,
+    TeardownFailed,
+)
 from sandboxes.network.policy import check_policy
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import HOST, Root, SandboxInfo, SandboxSpec
@@ -113,8 +121,8 @@ class StateDirectory(abc.ABC):
         await self._check(spec, root)
         try:
             return await self._start_anew(directory, spec, root)
-        except OSError as error:  # a full disk, no more processes or descriptors
-            raise SandboxStartFailed(f"{name}: {error}") from error
+        except OSError as error:  # a full disk, no more descriptors: another start would fail as well
+            raise BackendUnavailable(f"no sandbox can be started in {self.state_dir}: {error}") from error
 
     async def _start_anew(self, directory: Path, spec: SandboxSpec, root: Root) -> SandboxInfo:
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from django.conf import settings
 
 from rollouts.lifecycle import Stage, State
-from rollouts.models import Node
+from rollouts.models import Environment, Node, Task
 from rollouts.worker.process import WorkerProcess
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import Limits
 from tests.integration.domain import Domain
-from tests.integration.test_core_races import domain  # noqa: F401 - a fixture
+from tests.integration.test_core_races import domain, until  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,3 +50,25 @@ def test_says_how_limits_are_held(domain: Domain):  # noqa: F811
         node = Node.objects.get()
         assert (node.sandbox_backend, node.sandbox_problem) == ("bubblewrap", "")
         assert {field.name for field in fields(Limits)} <= set(node.sandbox_facts)
+
+
+def test_a_start_that_others_would_fail_like_ends_the_taking(
+    domain: Domain,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    Environment.objects.update(handler="math", config={"python_packages": []})
+    Task.objects.update(payload={"question": "1 + 1", "expected_answer": "2"})
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(settings, "SANDBOX_DIR", tmp_path / "file/sandboxes")
+    first, second = domain.submit()[0], domain.submit()[0]
+    domain.hint(first, second)
+    with init_worker() as worker:
+        assert Node.objects.get().sandbox_problem == ""
+        worker.take([first.id])
+        until(lambda: "no sandbox can be started in" in Node.objects.get().sandbox_problem)
+        worker.take([second.id])
+        first.refresh_from_db()
+        second.refresh_from_db()
+        assert (first.state, first.infra_retries) == (State.QUEUED, 1)
+        assert (second.state, second.attempt) == (State.QUEUED, 0)

@@ -14,7 +14,7 @@ from sandboxes.backends.apptainer.backend import ApptainerBackend
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.backends.launch import INTERPRETER
 from sandboxes.backends.staging import make_once
-from sandboxes.errors import BackendUnavailable, SandboxStartFailed
+from sandboxes.errors import BackendUnavailable
 from sandboxes.options import NodeOptions
 from sandboxes.protocol import SandboxSpec
 
@@ -64,9 +64,9 @@ async def test_a_shared_folder_that_cannot_be_used_is_named(tmp_path: Path, monk
     assert await backend.list() == []
 
 
-async def test_a_start_without_room_for_it_is_a_failed_start(tmp_path: Path) -> None:
+async def test_a_state_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SandboxStartFailed, match="Not a directory"):
+    with pytest.raises(BackendUnavailable, match=r"no sandbox can be started in .*/file/state: .*Not a directory"):
         await BubblewrapBackend(tmp_path / "file/state").start("x", SandboxSpec())
 
 
