@@ -10,6 +10,7 @@ because arguments are visible to every user of the host. LABEL is not used: it m
 
 from __future__ import annotations
 
+import gc
 import os
 
 from .lean import from_json, socket
@@ -52,4 +53,5 @@ def main(arguments: Sequence[str]) -> None:
     wall_seconds = limits.get("wall_seconds")
     if wall_seconds is not None:
         loop.call_later(wall_seconds, lambda: server.end("wall_seconds", f"it was ended after {wall_seconds:g} s"))
+    gc.enable()  # see the line that starts us
     loop.run()

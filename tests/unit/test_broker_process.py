@@ -117,3 +117,10 @@ def test_what_is_slow_to_import_is_not_imported_before_the_broker_can_answer(bun
     assert not imported & {"contextlib", "enum", "functools", "json", "re", "signal", "socket", "typing"}, (
         "broker/lean.py says where to import these from"
     )
+
+
+def test_an_interpreter_of_another_version_finds_the_sources_of_what_it_runs(bundle: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        archive.extractall(tmp_path, [name for name in archive.namelist() if name.endswith(".py")])
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import broker.worker"
+    subprocess.run([sys.executable, "-I", "-c", code, str(tmp_path)], check=True)
