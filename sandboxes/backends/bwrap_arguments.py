@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,21 +69,19 @@ def sandbox_arguments(
     `status` is where bubblewrap reports the host pid. Raises SandboxStartFailed for an image that has something else there.
     """
     places = _Places(image)
+    proc, dev = places.find("/proc"), places.find("/dev")
     arguments = [*_namespaces(spec), *(_host_root() if image is None else _image_root(image))]
     for target, fd in files.items():
         arguments += ["--perms", "0444" if image is None else "0644", "--file", str(fd), places.find(target)]
-    arguments += ["--proc", places.find("/proc"), "--dev", places.find("/dev")]
+    arguments += ["--proc", proc, "--dev", dev]
     for target, mode in _MEMORY:
         arguments += ["--perms", mode, "--size", str(spec.limits.disk_mb * _MIB), "--tmpfs", places.find(target)]
-    arguments += ["--perms", "1777", "--size", str(_SHM_MIB * _MIB), "--tmpfs", "/dev/shm"]  # noqa: S108 - inside
-    for path in kernel_files():
-        arguments += ["--ro-bind", "/dev/null", path]
-    for name in filter(lambda name: Path("/proc", name).exists(), _KERNEL_DIRECTORIES):
-        arguments += ["--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    arguments += ["--perms", "1777", "--size", str(_SHM_MIB * _MIB), "--tmpfs", f"{dev}/shm"]
+    arguments += _hidden_kernel(proc)
     for target, source in mounts.items():
         arguments += ["--ro-bind", source, places.find(target)]
     # /dev is memory without a size limit, as the root is that has no overlay: nothing may be written there.
-    arguments += ["--remount-ro", "/dev"]
+    arguments += ["--remount-ro", dev]
     if image is None or image.changes is Changes.REFUSED:
         arguments += ["--remount-ro", "/"]
     return [*arguments, "--chdir", places.find(HOME), "--json-status-fd", str(status)]
@@ -100,6 +99,17 @@ def _namespaces(spec: SandboxSpec) -> list[str]:
     return [*arguments, *(part for name, value in BASE_ENV.items() for part in ("--setenv", name, value))]
 
 
+@functools.cache
+def _hidden_kernel(proc: str) -> list[str]:
+    arguments = []
+    for path in kernel_files():
+        arguments += ["--ro-bind", "/dev/null", path.replace("/proc", proc, 1)]
+    for name in filter(lambda name: Path("/proc", name).exists(), _KERNEL_DIRECTORIES):
+        arguments += ["--perms", "0555", "--size", "4096", "--tmpfs", f"{proc}/{name}", "--remount-ro", f"{proc}/{name}"]
+    return arguments
+
+
+@functools.cache
 def _host_root() -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
     for path in map(Path, _TOP_LEVEL):

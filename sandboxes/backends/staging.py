@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -54,7 +55,7 @@ def shared_folder() -> Path:
 
 def shared_file(name: str, data: bytes) -> Path:
     """A file with these contents that any user can read; made once for each contents. Raises BackendUnavailable."""
-    path = shared_folder() / f"{hashlib.sha256(data).hexdigest()[:24]}-{name}"
+    path = shared_folder() / f"{_key(data)}-{name}"
     if not path.exists():
         with _needed(path.parent), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             partial = Path(folder, name)
@@ -82,6 +83,11 @@ def make_once(target: Path, fill: Callable[[Path], None]) -> Path:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)  # unless it has its name: what is left of a full disk fills it more
     return target
+
+
+@functools.lru_cache(maxsize=4)  # a bundle is asked for at every start
+def _key(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
 @contextlib.contextmanager

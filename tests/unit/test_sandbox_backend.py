@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import stat
 import subprocess
@@ -144,14 +145,13 @@ def test_directories_that_were_closed_by_an_agent_can_be_removed() -> None:
 
 @contextlib.contextmanager
 def _ordinary_user() -> Iterator[None]:
-    """File permissions count, also when the tests run as root."""
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(54321)
+    """File permissions count for this thread, also when the tests run as root."""
+    libc, own = ctypes.CDLL(None), os.geteuid()
+    libc.setfsuid(54321 if own == 0 else own)
     try:
         yield
     finally:
-        os.seteuid(own)
+        libc.setfsuid(own)
 
 
 def test_a_process_that_took_over_a_recorded_pid_is_spared() -> None:

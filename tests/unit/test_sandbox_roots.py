@@ -138,8 +138,9 @@ async def test_links_in_an_image_do_not_lead_to_files_of_the_host(image: Path, p
         path.chmod(0o777)
     shutil.rmtree(image / "etc")
     (image / "etc").symlink_to(f"/oldroot{victim}")
-    (image / "tmp").rmdir()
-    (image / "tmp").symlink_to(f"../../oldroot{victim}/deep")
+    for name in ("tmp", "proc", "dev"):
+        (image / name).rmdir()
+        (image / name).symlink_to(f"../../oldroot{victim}/{name}")
     backend = BubblewrapBackend(tmp_path / "state")
     await backend.start("x", SandboxSpec(), Root(RootKind.DIRECTORY, str(image)))
     try:
