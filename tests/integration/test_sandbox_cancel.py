@@ -27,7 +27,7 @@ from rollouts.worker.sandboxes import Sandboxes
 from rollouts.worker.stages import CARRY_OUT, Tools
 from rollouts.worker.writes import Writes
 from sandboxes.backends.none import NoBackend
-from sandboxes.errors import BackendUnavailable, SandboxError
+from sandboxes.errors import BackendUnavailable, SandboxError, SandboxLost
 from sandboxes.models import Sandbox
 from sandboxes.protocol import Backend, Bind, SandboxSpec
 from sandboxes.registry import backend_names, get_backend
