@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sandboxes.backends.host_processes import Mark, all_pids, arguments_of, end_marked, is_dead, namespace_of, status_fields
 
@@ -66,8 +66,9 @@ def session_of(pid: int) -> int | None:
     return None if fields is None else int(fields[3])
 
 
-def _labelled(label: str) -> list[int]:
-    return [pid for pid in all_pids() if label.encode() in arguments_of(pid)]
+def _labelled(label: str) -> Iterator[int]:
+    """The newest first, as far as numbers tell."""
+    return (pid for pid in reversed(all_pids()) if label.encode() in arguments_of(pid))
 
 
 def _is_shell(pid: int, label: str) -> bool:

@@ -15,7 +15,7 @@ from sandboxes.errors import BackendUnavailable
 
 TRIAL_PREFIX = "/opt/prorl-apptainer"  # where deploy/apptainer/install.sh puts one
 
-_MINIMUM_VERSIONS = {"apptainer": (1, 2), "singularity-ce": (4, 0)}
+_MINIMUM_VERSIONS = {"apptainer": (1, 3), "singularity-ce": (4, 0)}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT = 20.0
 _SESSION_SIZE = "sessiondir max size"
@@ -69,7 +69,7 @@ def find_program(chosen: str, user: int | None) -> Program:
             return _examined(path, user)
         except BackendUnavailable as error:
             problems.append(str(error))
-    hint = "set PRORL_APPTAINER, or install Apptainer >= 1.2 (to try it out on Debian: deploy/apptainer/install.sh)"
+    hint = "set PRORL_APPTAINER, or install Apptainer >= 1.3 (to try it out on Debian: deploy/apptainer/install.sh)"
     raise BackendUnavailable("; ".join(["no usable Apptainer", *problems, hint]))
 
 
