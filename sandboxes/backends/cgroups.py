@@ -84,9 +84,12 @@ def was_killed_for_memory(sandbox: Path) -> bool:
 def remove_group(sandbox: Path) -> None:
     """Kill what is in a sandbox's group, and remove it. Fine when there is none. Raises OSError when it stays."""
     try:
-        group = Path((sandbox / _RECORD).read_text())
+        path = (sandbox / _RECORD).read_text()
     except FileNotFoundError:
         return
+    if not path:  # the disk was full: the group was not made
+        return
+    group = Path(path)
     with contextlib.suppress(FileNotFoundError):  # before Linux 5.14; its processes were killed one by one
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + _REMOVE_SECONDS

@@ -160,6 +160,13 @@ def test_a_real_group_is_entered_killed_and_removed(tmp_path: Path) -> None:
     remove_group(tmp_path)  # again is fine
 
 
+def test_a_group_whose_name_found_no_room_on_the_disk_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "control_group").touch()
+    monkeypatch.chdir(tmp_path)
+    remove_group(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["control_group"]
+
+
 @pytest.mark.skipif(real_tree() is None, reason="no control groups that this user may write to")
 async def test_a_sandbox_lives_in_its_group_until_it_is_stopped(tmp_path: Path) -> None:
     tree = real_tree()
