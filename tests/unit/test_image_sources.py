@@ -138,6 +138,7 @@ class TestDockerArchives:
             (Tar().add("manifest.json", b'[{"Config": "c", "Layers": []}]').link("c", "/etc/passwd").data(), "is no file"),
             (COMPRESSIONS["gzip"](b"x" * 1000)[:20], "cannot be read"),
         ],
+        ids=["text", "empty", "cut short", "no list", "no config", "a link", "cut gzip"],
     )
     async def test_what_is_no_archive_is_refused(self, workshop: Workshop, tmp_path: Path, content: bytes, said: str):
         path = tmp_path / "image.tar"
