@@ -24,6 +24,8 @@ from .types import (
     Environment,
     Group,
     GroupSpec,
+    ImageBuild,
+    ImageDetail,
     Limits,
     LLMServer,
     Page,
@@ -107,6 +109,19 @@ def _create(path: str, body: Any, member: str = "") -> Call[Any]:
 def create_environment(name: str, handler: str, config: Mapping[str, Any] | None, description: str) -> Call[Environment]:
     body = {"name": name, "handler": handler, "config": dict(config or {}), "description": description}
     return _create("/environments/", body)
+
+
+def register_image(name: str, kind: str, source: Mapping[str, Any], format: str, description: str) -> Call[ImageDetail]:
+    body = {"name": name, "kind": kind, "source": dict(source), "format": format, "description": description}
+    return _create("/images/", body)
+
+
+def image(name: str) -> Call[ImageDetail]:
+    return Call("GET", path_of("images", name))
+
+
+def build_image(name: str, force: bool) -> Call[ImageBuild]:
+    return Call("POST", path_of("images", name, "build"), {"force": force})
 
 
 def create_dataset(name: str, environment: str) -> Call[Dataset]:

@@ -20,6 +20,9 @@ from .types import (
     Environment,
     Group,
     GroupSpec,
+    Image,
+    ImageBuild,
+    ImageDetail,
     Include,
     Limits,
     LLMServer,
@@ -74,6 +77,20 @@ class Client:
     ) -> Environment:
         """Register an environment; a known name gets its next version."""
         return self._send(calls.create_environment(name, handler, config, description))
+
+    def register_image(
+        self, name: str, kind: str, source: Mapping[str, Any], *, format: str = "directory", description: str = ""
+    ) -> ImageDetail:
+        """Register an image; nothing is built before it is asked for. Takes a key with the scope `operate`."""
+        return self._send(calls.register_image(name, kind, source, format, description))
+
+    def build_image(self, name: str, *, force: bool = False) -> ImageBuild:
+        """Have an image built; while a build is unfinished, that one. `image` tells how it goes. Takes the scope `operate`."""
+        return self._send(calls.build_image(name, force))
+
+    def image(self, name: str) -> ImageDetail:
+        """An image with its source and its newest builds, newest first."""
+        return self._send(calls.image(name))
 
     def create_dataset(self, name: str, environment: str) -> Dataset:
         """A dataset of the newest version of the named environment."""
@@ -176,6 +193,10 @@ class Client:
     def iter_environments(self) -> Iterator[Environment]:
         """Environments, all versions, newest first."""
         return self._pages(calls.pages("/environments/"))
+
+    def iter_images(self) -> Iterator[Image]:
+        """Images, newest first."""
+        return self._pages(calls.pages("/images/"))
 
     def iter_servers(self) -> Iterator[LLMServer]:
         """LLM servers, newest first."""

@@ -40,6 +40,44 @@ class Environment(TypedDict):
     task_schema: dict[str, Any] | None
 
 
+class Image(TypedDict):
+    name: str
+    kind: str
+    format: str
+    description: str
+    state: str
+    digest: str
+    size: int
+    warm_target: int
+    built_at: str | None
+    last_used_at: str | None
+    verified_at: str | None
+    verify_problem: str
+    created_at: str
+
+
+class ImageBuild(TypedDict):
+    number: int
+    state: str
+    force: bool
+    tries: int
+    node: str
+    step: str
+    progress: float
+    error: str
+    digest: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    log: str
+
+
+class ImageDetail(Image):
+    source: dict[str, Any]
+    env: dict[str, str]
+    builds: list[ImageBuild]
+
+
 class Dataset(TypedDict):
     id: str
     name: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, NamedTuple, NoReturn
 
 from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import classify, describe
@@ -13,6 +13,7 @@ from rollouts.environments.base import ANSWER, Environment, EvalContext, InitCon
 from rollouts.environments.errors import ValidationFailed
 from rollouts.environments.registry import get, validate_config, validate_task
 from rollouts.lifecycle import Blame, Phase
+from sandboxes.errors import SandboxError
 from sandboxes.protocol import SandboxSpec, Session
 
 _SECONDS = 120.0  # for one stage
@@ -30,7 +31,7 @@ class CheckResult(NamedTuple):
 
 
 class NoSandbox(Exception):
-    """The environment evaluates in a sandbox, and the caller offered no way to start one."""
+    """The sandbox that the environment asks for cannot be had, so nothing can be checked."""
 
 
 async def check_environment(
@@ -59,7 +60,7 @@ async def check_environment(
         if isinstance(env, KnowsGoldAnswer):
             results.append(await checker.scores("gold solution scores 1", name, task, {ANSWER: env.gold_answer(task)}, 1.0))
         results.append(await checker.scores("empty answer scores 0", name, task, {ANSWER: ""}, 0.0))
-        results.append(await checker.scores("unreadable artefacts score null", name, task, _Unreadable(), None))
+        results.append(await checker.unreadable_artefacts_score_null(name, task))
     return results
 
 
@@ -82,6 +83,14 @@ class _Checker:
             return CheckResult(check, name, expected is None and blamed is Blame.INFRASTRUCTURE, describe(exc))
         return CheckResult(check, name, total == expected, f"total reward {total}")
 
+    async def unreadable_artefacts_score_null(self, name: str, task: Any) -> CheckResult:
+        """An environment that looks only at its sandbox swallows nothing when it scores as if nothing had happened."""
+        artefacts = _Unreadable()
+        result = await self.scores("unreadable artefacts score null", name, task, artefacts, None)
+        if self._env.evaluates_in_sandbox and not artefacts.asked_for:
+            return result._replace(passed=True, detail="it asks for none")
+        return result
+
     async def _total(self, task: Any, artefacts: Mapping[str, Any]) -> float | None:
         """INIT and EVAL as the workers do them; INIT is left out where its sandbox cannot be had and EVAL does not need it."""
         spec = self._env.sandbox_spec(self._config, task)
@@ -91,7 +100,11 @@ class _Checker:
             if spec is None:
                 await init_stage(self._env, InitContext(self._config, task, None), deadline=_deadline())
             return await self._evaluated(task, artefacts, None)
-        async with self._open_sandbox(spec) as sandbox:
+        async with AsyncExitStack() as stack:
+            try:
+                sandbox = await stack.enter_async_context(self._open_sandbox(spec))
+            except SandboxError as exc:
+                raise NoSandbox(f"the sandbox that this environment asks for cannot be had: {exc}") from exc
             await init_stage(self._env, InitContext(self._config, task, sandbox), deadline=_deadline())
             return await self._evaluated(task, artefacts, sandbox if self._env.evaluates_in_sandbox else None)
 
@@ -107,11 +120,18 @@ def _deadline() -> Deadline:
 class _Unreadable(Mapping[str, Any]):
     """Artefacts whose store is down: an environment that scores them has swallowed an infrastructure failure."""
 
-    def __getitem__(self, key: str) -> Any:
+    def __init__(self) -> None:
+        self.asked_for = False
+
+    def _fail(self) -> NoReturn:
+        self.asked_for = True
         raise OSError("these artefacts cannot be read")
+
+    def __getitem__(self, key: str) -> Any:
+        self._fail()
 
     def __iter__(self) -> Iterator[str]:
-        raise OSError("these artefacts cannot be read")
+        self._fail()
 
     def __len__(self) -> int:
-        raise OSError("these artefacts cannot be read")
+        self._fail()

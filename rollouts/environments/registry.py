@@ -78,7 +78,9 @@ def _validate(model: type[Model], document: Mapping[str, Any]) -> Model:
         return model.model_validate(document)
     except ValidationError as exc:
         # Not `str(exc)`: it quotes the input, which may be long and may hold gold answers.
-        raise ValidationFailed([Problem(_pointer(error["loc"]), error["msg"]) for error in exc.errors()]) from exc
+        raise ValidationFailed(
+            [Problem(_pointer(error["loc"]), error["msg"].removeprefix("Value error, ")) for error in exc.errors()]
+        ) from exc
 
 
 def _pointer(location: tuple[int | str, ...]) -> str:

@@ -10,23 +10,34 @@ from django.db.models import QuerySet
 from rollouts.models import Attempt, Rescoring, Rollout, Run, StageFailure
 from sandboxes.models import Sandbox
 
+from .images import names_of
+
+
+class UsedSandbox(NamedTuple):
+    """A sandbox with the names of the images that have what it was started from now; "" for the system of its node."""
+
+    sandbox: Sandbox
+    image: str
+
 
 class AttemptHistory(NamedTuple):
     """An attempt, what failed in it and its sandboxes, all oldest first. EVAL may have failed several times."""
 
     attempt: Attempt
     failures: list[StageFailure]
-    sandboxes: list[Sandbox]
+    sandboxes: list[UsedSandbox]
 
 
 def attempts_of(rollout: Rollout) -> list[AttemptHistory]:
-    """All attempts in three queries, oldest first."""
+    """All attempts in four queries, oldest first."""
     failures: defaultdict[int, list[StageFailure]] = defaultdict(list)
     for failure in StageFailure.objects.filter(rollout=rollout).order_by("id"):
         failures[failure.attempt].append(failure)
-    sandboxes: defaultdict[int | None, list[Sandbox]] = defaultdict(list)
-    for sandbox in Sandbox.objects.filter(rollout_id=rollout.pk).order_by("created_at"):
-        sandboxes[sandbox.attempt].append(sandbox)
+    used = list(Sandbox.objects.filter(rollout_id=rollout.pk).order_by("created_at"))
+    images = names_of(sandbox.image for sandbox in used)
+    sandboxes: defaultdict[int | None, list[UsedSandbox]] = defaultdict(list)
+    for sandbox in used:
+        sandboxes[sandbox.attempt].append(UsedSandbox(sandbox, images.get(sandbox.image, sandbox.image)))
     attempts = Attempt.objects.filter(rollout=rollout).order_by("number")
     return [AttemptHistory(attempt, failures[attempt.number], sandboxes[attempt.number]) for attempt in attempts]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 
 from sandboxes.images.states import UNFINISHED
@@ -30,3 +32,12 @@ def unfinished_build(image: Image) -> ImageBuild | None:
 def unfinished_builds() -> dict[int, ImageBuild]:
     """By the id of the image."""
     return {build.image_id: build for build in ImageBuild.objects.filter(state__in=UNFINISHED)}
+
+
+def names_of(digests: Iterable[str]) -> dict[str, str]:
+    """The images that have what these digests name, several with commas; a digest that none has any more is left out."""
+    names: dict[str, list[str]] = {}
+    wanted = {digest for digest in digests if digest}
+    for name, digest in Image.objects.filter(digest__in=wanted).order_by("name").values_list("name", "digest"):
+        names.setdefault(digest, []).append(name)
+    return {digest: ", ".join(found) for digest, found in names.items()}

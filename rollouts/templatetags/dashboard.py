@@ -16,6 +16,7 @@ from rollouts.selectors.dashboard import Tally
 from rollouts.selectors.run_summary import Solved, StageSeconds
 from rollouts.selectors.timeline import Turn
 from rollouts.web import text
+from rollouts.web.calls import shown_call
 
 register = template.Library()
 MISSING = "–"
@@ -129,10 +130,8 @@ def fold(value: str) -> text.Folded:
 
 @register.filter
 def command(arguments: dict[str, Any]) -> str:
-    """What a tool call ran: the one string argument as it is, several as JSON."""
-    if len(arguments) == 1 and isinstance(only := next(iter(arguments.values())), str):
-        return text.plain(only)
-    return pretty_json(arguments)
+    """What a tool call ran, see `shown_call`."""
+    return shown_call(arguments)
 
 
 @register.filter

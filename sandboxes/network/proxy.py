@@ -16,6 +16,7 @@ _MAX_CONNECTIONS = 48  # at once; a forwarded port has a few more
 _HEAD_TIMEOUT = 30.0
 _DIAL_TIMEOUT = 30.0
 _IDLE_TIMEOUT = 600.0
+_LONGEST_PHRASE = 500
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
@@ -70,7 +71,9 @@ class AllowListProxy:
         except Refused as refused:
             self._refusals += 1
             self._on_refusal(Refusal(head.authority, str(refused), self._refusals))
-            _answer(writer, 403, f"The network policy of this sandbox refuses {head.authority}: {refused}.")
+            # Most programs show no more than the status line, so that is where the reason has to stand.
+            phrase = f"Refused by the network policy of this sandbox: {refused}"
+            _answer(writer, 403, f"The network policy of this sandbox refuses {head.authority}: {refused}.", phrase)
             return
         except TimeoutError:
             _answer(writer, 504, f"{head.authority} did not answer in time")
@@ -96,9 +99,10 @@ class AllowListProxy:
         raise Refused(f"it allows {self._allow}")
 
 
-def _answer(writer: asyncio.StreamWriter, status: int, message: str) -> None:
+def _answer(writer: asyncio.StreamWriter, status: int, message: str, phrase: str = "") -> None:
     body = f"{message}\n".encode()
+    phrase = phrase[:_LONGEST_PHRASE] or HTTPStatus(status).phrase
     writer.write(
         b"HTTP/1.1 %d %b\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
-        % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        % (status, phrase.encode("ascii", "replace"), len(body), body)
     )

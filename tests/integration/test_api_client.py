@@ -14,7 +14,7 @@ from django.db import connection
 
 from rollouts.client import ApiError, AsyncClient, Client, types
 from rollouts.services.cancel import cancel_rollouts
-from tests.integration.api_case import ApiCase
+from tests.integration.api_case import ApiCase, secret_for
 from tests.integration.test_rescore import scored
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,6 +78,20 @@ def test_servers(client: Client, case: ApiCase) -> None:
     assert client.set_server_state(server["id"], "paused")["state"] == "paused"
     client.remove_server(server["id"])
     assert list(client.iter_servers()) == []
+
+
+def test_images(client: Client, server_url: str, case: ApiCase) -> None:
+    with Client(server_url, secret_for(case.domain.project, "operate")) as operator:
+        registered = operator.register_image("debian-12", "debian", {"suite": "bookworm"}, description="for tests")
+        build = operator.build_image("debian-12", force=True)
+    assert_shape(registered, types.ImageDetail)
+    assert_shape(build, types.ImageBuild)
+    [listed] = client.iter_images()
+    assert_shape(listed, types.Image)
+    assert client.image("debian-12")["builds"] == [build]
+    with pytest.raises(ApiError) as raised:
+        client.build_image("debian-12")
+    assert raised.value.code == "insufficient_scope"
 
 
 def test_a_refusal_names_the_field(client: Client, case: ApiCase) -> None:

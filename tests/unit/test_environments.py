@@ -26,6 +26,7 @@ from rollouts.llm.conversation import Conversation
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.solver import solver
 from rollouts.llm.types import Sampling, ServerAddress
+from sandboxes.errors import SandboxStartFailed
 from sandboxes.protocol import SandboxSpec
 
 PROBLEMS = [json.loads(line) for line in (Path(__file__).parent.parent / "data" / "math.jsonl").read_text().splitlines()]
@@ -146,6 +147,13 @@ class Broken:
         raise RuntimeError("needs a licence")
 
 
+class Inspecting(Demanding):
+    """An environment that scores what it finds in its sandbox, and nothing else."""
+
+    async def evaluate(self, ctx: EvalContext) -> Score:
+        return Score([RewardComponent("correct", 0.0)])
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that offers the environments above, found the way any installed package is."""
@@ -155,6 +163,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     lines = [
         f"careless = {__name__}:Careless",
         f"demanding = {__name__}:Demanding",
+        f"inspecting = {__name__}:Inspecting",
         f"broken = {__name__}:Broken",
         "gone = no_such_module:Environment",
     ]
@@ -178,6 +187,28 @@ async def test_the_kit_catches_scoring_that_swallows_failures() -> None:
 async def test_the_kit_says_when_it_needs_a_sandbox() -> None:
     with pytest.raises(NoSandbox):
         await check_environment("demanding", {}, [{"a": 1, "b": 2}])
+
+
+@pytest.mark.usefixtures("installed")
+async def test_a_sandbox_that_does_not_start_is_no_result() -> None:
+    @asynccontextmanager
+    async def broken(spec: SandboxSpec) -> AsyncIterator[Any]:
+        raise SandboxStartFailed("no room")
+        yield
+
+    with pytest.raises(NoSandbox, match="no room"):
+        await check_environment("demanding", {}, [{"a": 1, "b": 2}], open_sandbox=broken)
+
+
+@pytest.mark.usefixtures("installed")
+async def test_an_environment_that_scores_its_sandbox_needs_no_artefacts() -> None:
+    @asynccontextmanager
+    async def anything(spec: SandboxSpec) -> AsyncIterator[Any]:
+        yield object()
+
+    results = await check_environment("inspecting", {}, [{"a": 1, "b": 2}], open_sandbox=anything)
+
+    assert [result for result in results if not result.passed] == []
 
 
 @pytest.mark.usefixtures("installed")

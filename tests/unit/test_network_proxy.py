@@ -133,7 +133,7 @@ async def test_what_is_not_listed_is_refused_counted_and_reported(
 ) -> None:
     for count in (1, 2):
         answer = await ask(proxy, request_line + b" HTTP/1.1\r\nHost: allowed.example\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+        assert answer.startswith(b"HTTP/1.1 403 Refused by the network policy of this sandbox: it allows allowed.example, ")
         assert f"The network policy of this sandbox refuses {destination}: it allows allowed.example, ".encode() in answer
         assert refusals[-1] == (destination, f"it allows {', '.join(ALLOW)}", count)
 

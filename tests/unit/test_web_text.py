@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts.web.calls import shown_call
 from rollouts.web.text import Passage, fold, passages, plain
 
 
@@ -59,3 +62,23 @@ def test_reasoning_that_was_opened_by_the_prompt_or_never_closed() -> None:
 def test_tool_calls_as_sampled_are_left_out() -> None:
     assert passages("look\n<tool_call>x</tool_call>", ("<tool_call>x</tool_call>", "")) == [Passage(False, "look")]
     assert passages("  ") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"command": "ls\x1b[31m"}, "ls"),
+        ({"command": "y", "is_input": True}, "y\n# is_input: true"),
+        ({"code": "1", "restart": False}, "1\n# restart: false"),
+        ({"path": "/a", "command": "view", "view_range": [1, 5]}, "view /a\n# view_range: [1, 5]"),
+        (
+            {"path": "/a", "command": "str_replace", "new_str": "c", "old_str": "a\nb"},
+            "str_replace /a\n- a\n- b\n+ c",
+        ),
+        ({"command": "create", "path": "/a", "file_text": "x\ny\n"}, "create /a\n+ x\n+ y"),
+        ({"command": 5, "path": "/a"}, '{\n  "command": 5,\n  "path": "/a"\n}'),
+        ({}, "{}"),
+    ],
+)
+def test_a_call_is_shown_as_a_person_would_type_it(arguments: dict[str, Any], shown: str) -> None:
+    assert shown_call(arguments) == shown

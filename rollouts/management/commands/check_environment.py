@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 
-from rollouts.environments.conformance import check_environment
+from rollouts.environments.conformance import NoSandbox, check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.models import Task
 from rollouts.services.errors import Refused
@@ -43,7 +43,7 @@ class Command(BaseCommand):
             results = asyncio.run(check_environment(options["name"], config, tasks, open_sandbox=_sandbox))
         except json.JSONDecodeError as error:
             raise CommandError(f"--config is not JSON: {error}") from error
-        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed) as error:
+        except (UnknownEnvironment, BrokenEnvironment, ValidationFailed, NoSandbox) as error:
             raise CommandError(str(error)) from error
         except Refused as refused:
             raise CommandError("; ".join(f"{error.pointer}: {error.detail}" for error in refused.errors)) from refused

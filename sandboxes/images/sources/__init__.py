@@ -43,4 +43,4 @@ def _sentence(item: Any) -> str:
         return "There is no such setting."
     if item["type"] == "missing":
         return "This setting is required."
-    return f"{item['msg']}."
+    return f"{item['msg'].removeprefix('Value error, ')}."
