@@ -23,10 +23,12 @@ from sandboxes.backends.apptainer.program import environment
 from sandboxes.errors import SandboxError
 
 _CHILD = "sandboxes.backends.apptainer.spython_child"
-# Before and after it does what it is told, spython also asks for the version and for instances.
+# Before and after it does what it is told, spython also asks for the version and for instances. Of a build it reads only what
+# goes to standard output, and would wait for ever once much went to the other one.
 _WRAPPER = """#!/bin/sh
 case " $* " in
 *" instance start "*) exec {starting} "$@" ;;
+" build "*) exec {plain} "$@" 2>&1 ;;
 *) exec {plain} "$@" ;;
 esac
 """
