@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import struct
 
 from .lean import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-_PR_SET_SECCOMP = 22
-_PR_SET_NO_NEW_PRIVS = 38
-_SECCOMP_MODE_FILTER = 2
-_INSTRUCTION_BYTES = 8
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def close_inherited(but: Collection[int]) -> None:
@@ -46,18 +37,3 @@ def keep_to_cpus(cpus: float) -> None:
     first = int.from_bytes(os.urandom(4), "big")
     count = min(len(usable), math.ceil(cpus))
     os.sched_setaffinity(0, {usable[(first + index) % len(usable)] for index in range(count)})
-
-
-def refuse_system_calls(program: bytes) -> None:
-    """Install a classic BPF program as system call filter. Raises OSError."""
-    instructions = ctypes.create_string_buffer(program, len(program))
-    fields = struct.pack("@HP", len(program) // _INSTRUCTION_BYTES, ctypes.addressof(instructions))
-    header = ctypes.create_string_buffer(fields, len(fields))
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
-
-
-def _prctl(option: int, *values: int) -> None:
-    arguments = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
-    if _libc.prctl(option, *arguments) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")

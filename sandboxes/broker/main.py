@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> None:
-    from .confine import close_inherited, join_control_group, keep_to_cpus, refuse_system_calls
+    from .confine import close_inherited, join_control_group, keep_to_cpus
 
     with open(int(arguments[0]), "rb") as file:  # noqa: PTH123 - a descriptor
         config = from_json(file.read())
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     close_inherited(but=[*control_group.values(), *config.get("held", ())])
 
     from .loop import Loop
+    from .prctl import refuse_system_calls
     from .processes import protect_broker
     from .server import Server
     from .tool import Settings

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 # No pathlib in the broker: it is slow to import.
 # ruff: noqa: PTH115, PTH208
-import ctypes
 import fcntl
 import os
 import resource
 import termios
 import time
 
+from . import prctl
 from .lean import signal, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_PR_SET_DUMPABLE = 4
-_PR_SET_CHILD_SUBREAPER = 36
 _ABOVE_ALL_TARGETS = 300
 _FREEZE_ROUNDS = 200
 _COURTESY = 5  # a crowd of the agent's gets less of the processor than the broker that has to stop it, and than the platform
@@ -27,13 +25,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _FIRST_TO_GO = b"1000"
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _oom_score = -1  # an open file, once the broker is protected
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def protect_broker() -> None:
@@ -45,8 +37,8 @@ def protect_broker() -> None:
     global _oom_score
     # Opened while it may be: what is not dumpable may not even change itself.
     _oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    _prctl(_PR_SET_DUMPABLE, 0)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl.prctl(prctl.SET_DUMPABLE, 0)
+    prctl.prctl(prctl.SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -94,7 +86,7 @@ def spawn(
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_interrupt else signal.SIG_DFL)
         if adopts_orphans:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            prctl.prctl(prctl.SET_CHILD_SUBREAPER, 1)
         # Out of the way first: a source may carry the number of another one's target.
         moved = {target: fcntl.fcntl(source, fcntl.F_DUPFD, _ABOVE_ALL_TARGETS) for target, source in descriptors.items()}
         for target, source in moved.items():
