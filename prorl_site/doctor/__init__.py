@@ -25,6 +25,7 @@ _ON_DATABASE: tuple[Check, ...] = (
     execution.workers,
     execution.nodes,
     execution.sandboxes,
+    execution.images,
     execution.stuck,
     execution.standstill,
     broker.queues,

@@ -12,13 +12,18 @@ from django.utils import timezone
 
 from rollouts.lifecycle import Stage
 from rollouts.models import Node, RescuerPass, Rollout, Run, WorkerProcess
+from rollouts.selectors.images import unfinished_builds
 from rollouts.selectors.nodes import leftover_sandboxes
 from rollouts.selectors.standstill import obstacles
+from sandboxes.images.services.use import image_store
+from sandboxes.images.states import ImageState
+from sandboxes.models import Image
 
 from .report import Finding, Status, fail, ok, warn
 
 _LONGEST_PASS_SECONDS = 10.0
 _MOST_RUNS = 20
+_LONGEST_BUILD_WAIT = timedelta(minutes=1)
 
 
 def dispatcher() -> Iterator[Finding]:
@@ -81,6 +86,32 @@ def sandboxes() -> Iterator[Finding]:
         )
     if not leftovers:
         yield ok("leftovers", "every sandbox that was stopped is proven empty")
+
+
+def images() -> Iterator[Finding]:
+    """Whether images can be built, and whether those that are ready can be used on this host."""
+    known, store = list(Image.objects.all()), image_store()
+    builds = unfinished_builds().values()
+    waiting = [build.created_at for build in builds if build.owner is None and build.not_before is None]
+    if waiting and len(waiting) == len(builds) and (age := timezone.now() - min(waiting)) > _LONGEST_BUILD_WAIT:
+        yield warn(
+            "images",
+            f"a build has waited for {timedelta(seconds=round(age.total_seconds()))}, and none runs",
+            "Start a maintenance worker with `python -m django maintain`, or look at its log.",
+        )
+    for image in known:
+        if image.digest and store.find(image.digest) is None:
+            yield fail(
+                "images",
+                f"{image.name} is ready, and {store.folder} does not have it",
+                "Point PRORL_IMAGE_DIR at the directory that all hosts share, or build it anew.",
+            )
+        elif image.verify_problem:
+            yield warn("images", f"{image.name}: {image.verify_problem}", f"Run `prorl images build {image.name} --force`.")
+        elif image.state == ImageState.FAILED.value:
+            yield warn("images", f"the last build of {image.name} failed", "Its page says why. Mend its source, or remove it.")
+    ready = sum(image.state == ImageState.READY.value for image in known)
+    yield ok("images", f"{ready} of {len(known)} are ready, in {store.folder}" if known else "none is registered")
 
 
 def stuck() -> Iterator[Finding]:

@@ -49,8 +49,8 @@ def settings() -> Iterator[Finding]:
 
 
 def files() -> Iterator[Finding]:
-    for name, folder in (("PRORL_VAR_DIR", Path(site.VAR_DIR)), ("PRORL_SANDBOX_DIR", Path(site.SANDBOX_DIR))):
-        yield _folder(name, folder)
+    for name in ("VAR_DIR", "SANDBOX_DIR", "IMAGE_DIR"):
+        yield _folder(f"PRORL_{name}", Path(getattr(site, name)))
 
 
 def _folder(name: str, folder: Path) -> Finding:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from prorl_site.embedded.processes import free_port
 from rollouts.lifecycle import Stage, State
 from rollouts.models import LLMServer, Rollout
 from rollouts.services.reap import reap
+from sandboxes.images.services.builds import request_build
+from sandboxes.models import ImageBuild
 from tests.integration.domain import Domain
+from tests.integration.image_case import an_image, claimed
+from tests.integration.image_case import fail as fail_build
+from tests.integration.image_case import finish as finish_build
 
 
 def only(findings: Iterator[Finding]) -> Finding:
@@ -124,6 +130,19 @@ class TestExecution:
         assert any("No INIT worker" in reason or "no INIT worker" in reason for reason in reasons), reasons
         assert any("LLM server" in reason for reason in reasons), reasons
 
+    def test_images_that_cannot_be_built_or_used(self, domain: Domain, settings, tmp_path: Path):
+        settings.IMAGE_DIR = tmp_path
+        assert only(execution.images()).found == "none is registered"
+        fail_build(claimed(an_image("failed")))
+        finish_build(claimed(an_image("gone")))
+        request_build(image=an_image("waiting"))
+        ImageBuild.objects.filter(image__name="waiting").update(created_at=timezone.now() - timedelta(minutes=5))
+        waiting, failed, gone, all_of_them = execution.images()
+        assert (waiting.status, waiting.found) == (Status.WARN, "a build has waited for 0:05:00, and none runs")
+        assert (failed.status, failed.found) == (Status.WARN, "the last build of failed failed")
+        assert (gone.status, gone.found) == (Status.FAIL, f"gone is ready, and {tmp_path} does not have it")
+        assert all_of_them.found == f"1 of 3 are ready, in {tmp_path}"
+
     def test_rollouts_past_their_deadline(self, domain: Domain):
         assert only(execution.stuck()).status is Status.OK
         rollout = domain.rollout_in(State.RUNNING)
@@ -164,8 +183,8 @@ class TestReach:
 
 class TestThisHost:
     def test_folders_that_are_not_there_yet(self, settings, tmp_path: Path):
-        settings.VAR_DIR = settings.SANDBOX_DIR = tmp_path / "not" / "yet"
-        assert [finding.status for finding in machine.files()] == [Status.OK, Status.OK]
+        settings.VAR_DIR = settings.SANDBOX_DIR = settings.IMAGE_DIR = tmp_path / "not" / "yet"
+        assert {finding.status for finding in machine.files()} == {Status.OK}
         assert not (tmp_path / "not").exists()
 
     def test_a_weak_secret_key_and_open_hosts(self, settings):

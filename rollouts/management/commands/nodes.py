@@ -51,14 +51,19 @@ class Command(BaseCommand):
                 f"{row.node.name:{wide}}  {row.state:9}  {use}  {ready:>9}  {row.node.cpus:>4}  {row.node.version}"
             )
             if row.node.sandbox_backend:
-                self.stdout.write(f"{'':{wide}}  {_sandboxes(row.node)}")
+                for line in _sandboxes(row.node):
+                    self.stdout.write(f"{'':{wide}}  {line}")
 
 
-def _sandboxes(node: Node) -> str:
+def _sandboxes(node: Node) -> list[str]:
+    """The backend, then a line for each way in which limits are held."""
     if node.sandbox_problem:
-        return f"no sandboxes: {node.sandbox_backend}: {node.sandbox_problem}"
-    held = ", ".join(f"{limit}: {mechanism}" for limit, mechanism in sandbox_limits(node))
-    return f"sandboxes: {node.sandbox_backend} {node.sandbox_facts.get('version', '')}; {held}"
+        return [f"no sandboxes: {node.sandbox_backend}: {node.sandbox_problem}"]
+    held: dict[str, list[str]] = {}
+    for limit, mechanism in sandbox_limits(node):
+        held.setdefault("not held" if mechanism == "none" else mechanism, []).append(limit)
+    lines = [f"    {mechanism}: {', '.join(limits)}" for mechanism, limits in held.items()]
+    return [f"sandboxes: {node.sandbox_backend} {node.sandbox_facts.get('version', '')}", *lines]
 
 
 def _find(name: str) -> Node:

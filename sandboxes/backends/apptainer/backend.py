@@ -41,7 +41,8 @@ class ApptainerBackend(StateDirectory):
     async def probe(self) -> Mapping[str, str]:
         host = await self._probe()
         program = host.program
-        facts = {"binary": program.path, "version": f"{program.product} {program.version}", "interpreter": INTERPRETER}
+        version = program.version if program.product == self.name else f"{program.version} ({program.product})"
+        facts = {"binary": program.path, "version": version, "interpreter": INTERPRETER}
         return {**facts, "sif": self._bases.how_sif(), **host.enforcement.facts(), **program.enforced()}
 
     async def _check(self, spec: SandboxSpec, root: Root) -> None:
