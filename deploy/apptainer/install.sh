@@ -43,13 +43,13 @@ if [ -n "$missing" ]; then
     run apt-get -q install -y --no-install-recommends $missing
 fi
 
-# An apt of its own: the machine's sources, preferences and package lists stay as they are.
+# An apt of its own: the machine's sources, preferences and package lists stay as they are. Mirrors of a cluster may lag behind.
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/none" "$work/root"
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" >"$work/sources.list"
 apt() {
     run apt-get -q -o "Dir::Etc::sourcelist=$work/sources.list" -o "Dir::Etc::sourceparts=$work/none" \
         -o "Dir::Etc::preferencesparts=$work/none" -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" \
-        -o APT::Sandbox::User=root -o Acquire::Languages=none "$@"
+        -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Check-Valid-Until=false "$@"
 }
 cd "$work"
 apt update
