@@ -173,6 +173,7 @@ async def _warm(backend: Backend, machine: Machine) -> list[Figure]:
     task = asyncio.create_task(pool.run())
     spec = SandboxSpec(env={"PRORL_TASK": "warm"})
     taken: list[float] = []
+    cold: list[float] = []
     try:
         await pool.take("first", spec, HOST, target=2)
         while len(taken) < WARM_ROUNDS:
@@ -184,14 +185,20 @@ async def _warm(backend: Backend, machine: Machine) -> list[Figure]:
             taken.append(time.perf_counter() - begun)
             assert info is not None
             await backend.stop(name)
+            while pool.sizes != {"": 2}:  # so that nothing else is being started
+                await asyncio.sleep(0.01)
+            cold.append(await _start_and_stop(backend, HOST))
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
     machine.sample()
-    times = _times(taken)
-    table(f"{backend.name}: warm", ["", "p50 ms", "p95 ms"], [("hand-over", *times)])
-    return [Figure(f"{backend.name}: warm hand-over, p50", times.p50, "ms", 5.0)]
+    warm, start = _times(taken), _times(cold)
+    table(f"{backend.name}: warm", ["", "p50 ms", "p95 ms"], [("hand-over", *warm), ("start", *start)])
+    return [
+        Figure(f"{backend.name}: warm hand-over, p50", warm.p50, "ms", 5.0),
+        Figure(f"{backend.name}: a start over a warm hand-over", start.p50 / warm.p50, ""),
+    ]
 
 
 # --- Many at once ------------------------------------------------------------------------------------------------------------
