@@ -35,9 +35,12 @@ def test_a_build_goes_on_and_ends_before_the_readers_eyes(world: WebWorld, page:
     expect(page.get_by_role("progressbar", name="Progress of the build")).to_have_attribute("value", "42")
     expect(page.get_by_text("unpacking layer 2 of 5")).to_be_visible()
     expect(page.get_by_label("Log")).to_contain_text(HOSTILE)
+    page.get_by_text("Source").click()
     finish(claim)
     expect(page.get_by_role("heading", level=1)).to_have_text("busy ready", timeout=10_000)
     expect(page.get_by_text("5.0\xa0MB")).to_be_visible()
+    expect(page.get_by_text('"path": "/srv/busy.tar"')).to_be_visible()  # still open
+    expect(page.get_by_text("Source")).to_be_focused()
 
 
 def test_a_failed_build_says_why(world: WebWorld, page: Page) -> None:
