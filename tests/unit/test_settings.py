@@ -40,3 +40,19 @@ def test_a_bad_value_is_refused_by_name(name: str, value: str, message: str, tmp
     )
     assert done.returncode != 0
     assert re.search(f"{name.removesuffix('_FILE')}.*{message}", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check"], "manage.py: PRORL_SECRET_KEY is not set."),
+        (["sandbox_selfcheck", "chroot"], "CommandError: unknown sandbox backend 'chroot'"),  # a host is examined without one
+    ],
+)
+def test_a_host_on_which_nothing_is_set_up_is_told_so_in_a_line(arguments: list[str], message: str, tmp_path: Path):
+    env = {"PATH": os.environ["PATH"], "PRORL_VAR_DIR": str(tmp_path)}
+    command = [sys.executable, str(CLONE / "manage.py"), *arguments]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
