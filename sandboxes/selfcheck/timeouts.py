@@ -5,8 +5,10 @@ from __future__ import annotations
 # Paths in /tmp are the sandbox's.
 # ruff: noqa: S108
 import asyncio
+import contextlib
 
 from sandboxes import channel
+from sandboxes.errors import SandboxProtocolError
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.selfcheck.framework import (
     Bench,
@@ -34,6 +36,16 @@ async def _appears(text: str, count: int) -> None:
             return
         await asyncio.sleep(0.05)
     raise CheckFailed(f"of {count} processes only {host_processes_with(text)} came up")
+
+
+async def _is_free(session: Session) -> None:
+    """The shell has noticed the end of what was running."""
+    for _ in range(200):
+        with contextlib.suppress(SandboxProtocolError):
+            await session.bash("true", timeout=5)
+            return
+        await asyncio.sleep(0.05)
+    raise CheckFailed("the shell is not free again")
 
 
 async def _expect_answers(session: Session) -> None:
@@ -180,6 +192,7 @@ async def kills_running_for_lost_connection(bench: Bench) -> None:
         await _appears(text, 1)
         await other.close()
         await _all_gone(text)
+        await _is_free(session)
         await _expect_answers(session)
 
 
