@@ -102,10 +102,11 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def _is_of_broker(status: os.stat_result) -> bool:
-    # Whatever a path says, it is the broker that opens it: to the broker /proc/self is the broker, and /proc/self/fd has the log
-    # that it writes on the host, and files without a name. Links lead there, too, so what counts is what was opened.
-    is_nameless = status.st_nlink == 0
-    return is_nameless or status.st_dev == os.stat("/proc").st_dev or any(os.path.samestat(status, os.fstat(fd)) for fd in (1, 2))
+    # Whatever a path says, it is the broker that opens it: to the broker /proc/self is the broker, and /proc/self/fd has the
+    # log that it writes on the host, and files without a name. Links lead there, too, so what counts is what was opened.
+    if status.st_nlink == 0 or status.st_dev == os.stat("/proc").st_dev:
+        return True
+    return any(os.path.samestat(status, os.fstat(fd)) for fd in (1, 2))
 
 
 def _kind(mode: int) -> bytes:
