@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
 import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    _ctypes: Any
-else:
-    import _ctypes
 
 SET_DUMPABLE = 4
 SET_SECCOMP = 22
@@ -22,15 +19,15 @@ _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 
 
-class _Int(_ctypes._SimpleCData):
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "i"
 
 
-class _Word(_ctypes._SimpleCData):
+class _Word(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "L"
 
 
-class _Byte(_ctypes._SimpleCData):
+class _Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "c"
 
 
@@ -39,7 +36,7 @@ class _Function(_ctypes.CFuncPtr):
     _restype_ = _Int
 
 
-_call = _Function(_ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl"))
+_call = _Function(_ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl"))  # type: ignore[arg-type]
 
 
 def prctl(option: int, *values: int) -> None:
@@ -59,7 +56,7 @@ def refuse_system_calls(program: bytes) -> None:
 def _in_memory(data: bytes) -> Any:
     """Where the kernel can read it for as long as the returned object lives."""
 
-    class Bytes(_ctypes.Array):
+    class Bytes(_ctypes.Array):  # type: ignore[type-arg]
         _type_ = _Byte
         _length_ = len(data)
 
