@@ -82,7 +82,10 @@ class Instances:
 
     def strays(self) -> set[str]:
         """Names of sandboxes that have an instance, but no directory."""
-        recorded = {path.read_text() for path in self._state_dir.glob(f"*/{_NAME}")}
+        recorded = set()
+        for path in self._state_dir.glob(f"*/{_NAME}"):
+            with contextlib.suppress(FileNotFoundError):  # stopped meanwhile
+                recorded.add(path.read_text())
         names = {name for name, _ in self._running() if name.startswith(self._prefix)}
         return {name.removeprefix(self._prefix) for name in names - recorded}
 
