@@ -15,17 +15,22 @@ ROOT = "root"  # the image with its layer and changes
 _CHANGES = {Changes.MEMORY: "memory", Changes.DISK: "disk", Changes.REFUSED: ""}
 
 # Arguments: the work folder, the tmpfs' size in MiB, the folder there for changes ("": refused), the image ("": none) and its
-# layer. Their paths are not written into the options of the overlay, where some characters have a meaning.
+# layer. Where their paths have characters that have a meaning in the options of the overlay, they get other names first. Each
+# program that is started here takes a millisecond of the start.
 _SCRIPT = f"""
 umask 022
-cd "$1" && mount -n -c -t tmpfs -o "size=$2m,mode=0755" sandbox memory && mkdir {MEMORY} || exit
+cd "$1" && mount -n -c -t tmpfs -o "size=$2m,mode=0755" sandbox memory || exit
+changes=${{4:+$3}}
+mkdir {MEMORY} ${{changes:+"$changes/upper" "$changes/work"}} || exit
 if [ "$4" ]; then
-    mount -n -c --bind "$4" image && mount -n -c --bind "$5" layer || exit
-    options=userxattr,lowerdir=layer:image
-    if [ "$3" ]; then
-        mkdir "$3/upper" "$3/work" || exit
-        options="$options,upperdir=$3/upper,workdir=$3/work"
-    fi
+    image=$4 layer=$5
+    case $image$layer in
+        *[!A-Za-z0-9/._@%+=-]*)
+            mount -n -c --bind "$image" image && mount -n -c --bind "$layer" layer || exit
+            image=image layer=layer
+            ;;
+    esac
+    options=userxattr,lowerdir=$layer:$image${{changes:+,upperdir=$changes/upper,workdir=$changes/work}}
     mount -n -c -i -t overlay -o "$options" overlay {ROOT} || exit
 fi
 shift 5
