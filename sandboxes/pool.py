@@ -198,15 +198,22 @@ class WarmPool:
 
     async def _start(self, shelf: _Shelf, kind: _Kind) -> None:
         name = f"prorl-warm-{secrets.token_hex(8)}"
+        noted = asyncio.ensure_future(self._ledger.started(name, kind.root.digest))
         try:
-            await self._ledger.started(name, kind.root.digest)
+            await asyncio.shield(noted)
             info = await self._backend.start(name, kind.spec, kind.root)
             await self._ledger.ready(name, info.enforced)
             session = await self._backend.connect(name)
         except BaseException:
-            self._later(self._stop(name, "did not start"))
+            self._later(self._give_up(name, noted))
             raise
         shelf.warm[kind].append(_Warm(info, session))
+
+    async def _give_up(self, name: str, noted: asyncio.Future[None]) -> None:
+        # A note that is under way may still be written after the one that says it was stopped.
+        await asyncio.wait([noted])
+        if noted.exception() is None:
+            await self._stop(name, "did not start")
 
     def _discard_surplus(self, shelf: _Shelf, reason: str) -> None:
         for warm in shelf.take_surplus():

@@ -351,5 +351,5 @@ def test_the_number_of_queries_does_not_grow(case: ApiCase, django_assert_num_qu
     for limit in (1, 20):
         with django_assert_num_queries(6):  # key, run, rollouts, 2 for `done`, rewards (that of the segments is not Django's)
             get(case, limit=limit, include="segments")
-        with django_assert_num_queries(9):  # key, run, rollouts, 2 for `done`, rewards, 3 for trajectories
+        with django_assert_num_queries(10):  # key, run, rollouts, 2 for `done`, rewards, 4 for trajectories
             assert len(get(case, limit=limit, include="trajectory")["results"]) == limit

@@ -179,9 +179,8 @@ def test_of_the_network_and_the_index_nothing_is_left_in_the_image(six: Entry):
 
 
 async def test_a_package_that_is_not_there_fails_with_what_pip_said(workshop: Workshop, debian: Entry):
-    with pytest.raises(BuildFailed, match=r"six==0\.0\.1") as failed:
+    with pytest.raises(BuildFailed, match=r"Could not find a version that satisfies the requirement six==0\.0\.1"):
         await workshop.build("python", upon=debian, package="six", version="0.0.1", base="debian")
-    assert "No matching distribution" in str(failed.value)
     assert workshop.store.leftovers() == []
     assert await workshop.backend.list() == []
 
