@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -77,6 +77,16 @@ def opened(bwrap: str) -> Iterator[Opened]:
 def user_options(user: int | None) -> dict[str, Any]:
     """For a process that runs as the host user `user`, None for our own."""
     return {"user": user, "group": user, "extra_groups": None if user is None else []}
+
+
+def as_user(user: int | None, command: Sequence[str]) -> list[str]:
+    """`command` for a process that starts as ours and goes on as `user`; None: as it is.
+
+    Leaving the change of user to `subprocess` would have it copy the whole of a large worker's memory map for each start.
+    """
+    if user is None:
+        return [*command]
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *command]
 
 
 def _version(path: str, user: int | None) -> str:

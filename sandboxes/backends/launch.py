@@ -87,7 +87,7 @@ def launch(host: Host, place: Place, spec: SandboxSpec, base: Base) -> Iterator[
         command = [program.name, "--args", str(arguments), "--", *broker_command(base), str(configuration), place.label]
         try:
             launcher = subprocess.Popen(
-                [*_preparation(spec, image, program), *command],
+                bwrap_program.as_user(host.user, [*_preparation(spec, image, program), *command]),
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,
@@ -95,7 +95,6 @@ def launch(host: Host, place: Place, spec: SandboxSpec, base: Base) -> Iterator[
                 start_new_session=True,
                 cwd="/" if image is None or image.disk is None else image.disk,
                 env={"PATH": os.defpath, **program.env},
-                **bwrap_program.user_options(host.user),
             )
         except OSError as error:
             raise SandboxStartFailed(f"{place.name}: {error}") from error

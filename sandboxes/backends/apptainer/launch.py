@@ -12,6 +12,7 @@ from pathlib import Path
 from sandboxes import channel
 from sandboxes.backends.apptainer.processes import shell_command
 from sandboxes.backends.apptainer.program import Program, process_options
+from sandboxes.backends.bwrap_program import as_user
 from sandboxes.backends.enforcement import Enforcement, Writable
 from sandboxes.backends.launch import Base, broker_command, broker_configuration, memory_file
 from sandboxes.backends.state import LOG, Place
@@ -56,13 +57,13 @@ def launch(
         listener = stack.enter_context(channel.listen(place.directory))
         try:
             shell = subprocess.Popen(
-                shell_command(place.label, [*entry.command, *broker]),
+                as_user(host.user, shell_command(place.label, [*entry.command, *broker])),
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,
                 pass_fds=[configuration, *confinement.descriptors, *held],
                 start_new_session=True,
-                **process_options(host.user, entry.work, entry.config),
+                **process_options(None, entry.work, entry.config),
             )
         except OSError as error:
             raise SandboxStartFailed(f"{place.name}: {error}") from error
