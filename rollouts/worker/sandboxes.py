@@ -43,7 +43,7 @@ class Sandboxes:
 
     async def start(self, name: str, claim: Claim | RescoringClaim, spec: SandboxSpec, deadline: Deadline) -> None:
         """Start one that answers. The row comes first, so that a crash in between leaves something the janitor finds."""
-        image = await self._database.call(resolve_image, spec.image)
+        image = await self._database.insist(resolve_image, spec.image)
         await self._database.insist(
             note_start,
             name=name,
