@@ -19,7 +19,7 @@ up: ## Run the whole platform on this machine, empty
 test: ## Run every test; ARGS is passed to pytest
 	@deploy/bootstrap.sh test
 	@deploy/test-packages.sh
-	@.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 faults: ## Kill, freeze and cut off every part again and again; ARGS="--rounds 10 --only broker"
 	@deploy/bootstrap.sh test
