@@ -14,6 +14,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "prorl_site.settings")
 
 from django.conf import settings
 
+from prorl_site.garbage import collect_rarely
+
 
 def _broker() -> dict[str, Any]:
     if settings.BROKER_URL:
@@ -63,3 +65,20 @@ def wake_celery() -> None:
 @setup_logging.connect
 def _keep_our_logging(**_: Any) -> None:
     """Connecting this signal is how Celery is told to leave logging alone."""
+
+
+def run_worker(hostname: str, *, queue: str, threads: int) -> int:
+    """Take jobs from `queue` in this process until SIGTERM; returns the exit code."""
+    collect_rarely()
+    worker = app.Worker(
+        hostname=hostname,
+        pool="threads",
+        concurrency=threads,
+        queues=[queue],
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

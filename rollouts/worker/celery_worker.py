@@ -11,8 +11,7 @@ from uuid import UUID
 
 from celery.signals import worker_ready, worker_shutting_down
 
-from prorl_site.celery import app, wake_celery
-from prorl_site.garbage import collect_rarely
+from prorl_site.celery import app, run_worker, wake_celery
 from rollouts.lifecycle import Stage
 from rollouts.services.dispatch import queue_name
 
@@ -30,20 +29,8 @@ def serve(*, stage: Stage, node: str, concurrency: int) -> int:
     _worker = WorkerProcess(stage=stage, node=node, concurrency=concurrency)
     _worker.start()
     worker_shutting_down.connect(_stop)
-    collect_rarely()
     worker_ready.connect(_drain_on_usr1)
-    celery_worker = app.Worker(
-        hostname=f"{stage.value}@{node}",
-        pool="threads",
-        concurrency=_THREADS,
-        queues=[queue_name(stage, node)],
-        quiet=True,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
-    )
-    celery_worker.start()
-    return int(celery_worker.exitcode or 0)
+    return run_worker(f"{stage.value}@{node}", queue=queue_name(stage, node), threads=_THREADS)
 
 
 def take(rollout_ids: list[str]) -> None:

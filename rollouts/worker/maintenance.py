@@ -19,8 +19,7 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
 from prorl_site import logs
-from prorl_site.celery import app, wake_celery
-from prorl_site.garbage import collect_rarely
+from prorl_site.celery import run_worker, wake_celery
 from rollouts.services.dispatch import MAINTENANCE_QUEUE
 from rollouts.services.images import prune_as_configured
 from sandboxes.images.services.builds import BuildClaim, claim_build, running_names
@@ -177,19 +176,7 @@ def serve(*, node: str, builds: int) -> int:
     _worker = MaintenanceWorker(node=node, builds=builds)
     _worker.start()
     worker_shutting_down.connect(_stop)
-    collect_rarely()
-    celery_worker = app.Worker(
-        hostname=f"{MAINTENANCE_QUEUE}@{node}",
-        pool="threads",
-        concurrency=1,
-        queues=[MAINTENANCE_QUEUE],
-        quiet=True,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
-    )
-    celery_worker.start()
-    return int(celery_worker.exitcode or 0)
+    return run_worker(f"{MAINTENANCE_QUEUE}@{node}", queue=MAINTENANCE_QUEUE, threads=1)
 
 
 def wake() -> None:
