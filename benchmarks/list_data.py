@@ -40,9 +40,10 @@ SELECT uuidv7(), id,
     (ARRAY['django__django', 'sympy__sympy', 'astropy__astropy', 'flask__flask', 'gsm8k.train'])[1 + n % 5] || '-' || 10000 + n,
     '{{"a": 1, "b": 2}}', '', now()
 FROM rollouts_dataset, generate_series(1, 100) n;
-INSERT INTO rollouts_llmserver (id, project_id, policy_id, policy_version, url, model, api_key, capacity, max_model_len, state,
-    capabilities, last_error, created_at)
-SELECT uuidv7(), project_id, id, 60, 'http://gpu:8000', 'm', '', 64, 8192, 'live', '{{}}', '', now() FROM rollouts_policy;
+INSERT INTO rollouts_llmserver (id, project_id, policy_id, policy_version, url, model, api_key, capacity, max_model_len, engine,
+    tokenizer, tool_format, admission, health, health_since, failures, hold, load, capabilities, last_error, created_at)
+SELECT uuidv7(), project_id, id, 60, 'http://gpu:8000', 'm', '', 64, 8192, 'vllm',
+    '', '', 'open', 'live', now(), 0, '', '{{}}', '{{}}', '', now() FROM rollouts_policy;
 INSERT INTO rollouts_workerprocess (id, node, stage, pid, concurrency, started_at, lease_expires_at)
 SELECT uuidv7(), 'node-' || n, stage, n, 256, now(), now() + interval '1 day'
 FROM generate_series(1, 20) n, (VALUES ('init'), ('run'), ('eval')) s(stage);

@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 10.0
 
 def model_servers() -> Iterator[Finding]:
     """Each is asked for one token, as a rollout would do it."""
-    servers = list(LLMServer.objects.exclude(state=LLMServer.Health.PAUSED).select_related("policy"))
+    servers = list(LLMServer.objects.filter(admission=LLMServer.Admission.OPEN).select_related("policy"))
     if not servers:
         yield warn("models", "no LLM server is registered, or all are paused", "Register one: POST /api/v1/llm-servers/.")
         return

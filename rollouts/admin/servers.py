@@ -98,7 +98,7 @@ class LLMServerAdmin(OurAdmin):
     """Inference endpoints with their health."""
 
     list_display = ["url", "model", "policy", "policy_version", "state", "capacity", "last_probe_at", "last_error"]
-    list_filter = ["state", "project"]
+    list_filter = ["admission", "health", "project"]
     list_select_related = ["policy", "project"]
     search_fields = ["url", "model"]
     actions = ["probe", "pause", "resume"]
@@ -141,11 +141,11 @@ class LLMServerAdmin(OurAdmin):
 
     @admin.action(description="Pause: running rollouts finish, new ones go elsewhere", permissions=["change"])
     def pause(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
-        self._set_state(request, queryset, LLMServer.Health.PAUSED)
+        self._set_state(request, queryset, "paused")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
-        self._set_state(request, queryset, LLMServer.Health.LIVE)
+        self._set_state(request, queryset, "live")
 
     def _set_state(self, request: HttpRequest, queryset: QuerySet[LLMServer], state: str) -> None:
         for server in queryset:

@@ -8,34 +8,37 @@ from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import TokenBuffer
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
-from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, ServerAddress
+from rollouts.llm.route import Route
+from rollouts.llm.sampler import sample
+from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause
 
 
 class Conversation:
     """Messages on one side, the exact ids on the other.
 
-    `messages` is everything so far, sampled replies included as text. `server` may be replaced between turns (failover to
-    another server of the same model). `require_token_ids` makes a server that returns no ids an error instead of a badge.
+    `messages` is everything so far, sampled replies included as text. `require_token_ids` makes a server that returns no ids an
+    error instead of a badge.
     """
 
     def __init__(
         self,
         client: ModelClient,
-        server: ServerAddress,
+        route: Route,
         sampling: Sampling,
         *,
         call_timeout: float,
         require_token_ids: bool = False,
     ) -> None:
-        self.server = server
         self.messages: list[ChatMessage] = []
         self._client = client
+        self._route = route
         self._sampling = sampling
         self._call_timeout = call_timeout
         self._require_token_ids = require_token_ids
         self._buffer = TokenBuffer()
         self._answered = 0  # how many of `messages` the model has seen or said
         self._last_id: int | None = None  # the last reply's last id; None before the first reply and after one without ids
+        self._was_cut = False  # the last reply ended at a limit
         self._text_only = False
 
     @property
@@ -48,7 +51,7 @@ class Conversation:
     @property
     def context_left(self) -> int:
         """Tokens of the model's context that the last reply left free."""
-        return max(0, self.server.max_model_len - len(self._buffer.ids))
+        return max(0, self._route.server.max_model_len - len(self._buffer.ids))
 
     def append(self, *messages: ChatMessage) -> None:
         """Add messages for the next `sample` to send."""
@@ -62,15 +65,15 @@ class Conversation:
         """
         context_ids = await self._continuation()
         if context_ids is None:
-            context_ids = await self._client.render(self.server, self.messages, add_generation_prompt=True)
+            context_ids = await self._client.render(self._route.server, self.messages, add_generation_prompt=True)
             prompt_ids, segment = context_ids, len(self._buffer.segments)
         else:
             prompt_ids, segment = self._buffer.ids + context_ids, len(self._buffer.segments) - 1
-        completion = await self._client.generate(self.server, prompt_ids, self._sampling, timeout=self._call_timeout)
-        if completion.finish_reason == "abort":
-            raise ModelError(f"{self.server.url} aborted the generation", retryable=True)
+        completion, server, spans = await sample(
+            self._client, self._route, prompt_ids, self._sampling, timeout=self._call_timeout
+        )
         if not completion.token_ids and self._require_token_ids:
-            raise ModelError(f"{self.server.url} returns no token ids, and they are required", retryable=False)
+            raise ModelError(f"{server.url} returns no token ids, and they are required", retryable=False)
         record = ModelCallRecord(
             turn=turn,
             segment=segment,
@@ -80,22 +83,33 @@ class Conversation:
             text=completion.text,
             finish_reason=completion.finish_reason,
             prompt_tokens=len(prompt_ids),
-            policy=self.server.policy,
-            policy_version=self.server.policy_version,
-            server_id=self.server.server_id,
+            policy=server.policy,
+            policy_version=spans[0].version if spans else server.policy_version,
+            server_id=server.server_id,
             latency=completion.latency,
             sampling=asdict(self._sampling) | {"stop": list(self._sampling.stop)},
+            policy_version_last=spans[-1].version if spans else None,
+            version_spans=spans if len(spans) > 1 else (),
+            opened_by="" if segment < len(self._buffer.segments) else self._why_new_segment(),
         )
         self._buffer.add(record)
+        self._was_cut = completion.finish_reason == "length"
         self._last_id = completion.token_ids[-1] if completion.token_ids else None
         self._text_only = self._text_only or self._last_id is None
         self.messages.append({"role": "assistant", "content": completion.text})
         self._answered = len(self.messages)
         return record
 
+    def _why_new_segment(self) -> SegmentCause:
+        if not self._buffer.segments:
+            return SegmentCause.START
+        if self._last_id is None:
+            return SegmentCause.NO_IDS
+        return SegmentCause.CUT if self._was_cut else SegmentCause.TEMPLATE
+
     async def _continuation(self) -> list[int] | None:
         """The ids to append to the current segment, or None when a new segment must start."""
         if self._last_id is None:
             return None
         history, new = self.messages[: self._answered], self.messages[self._answered :]
-        return await self._client.turns.continuation(self.server, self._last_id, history, new)
+        return await self._client.turns.continuation(self._route.server, self._last_id, history, new)

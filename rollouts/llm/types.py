@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+
+
+class SegmentCause(enum.StrEnum):
+    """Why a segment began instead of going on with an earlier one."""
+
+    START = "start"  # the first call
+    TEMPLATE = "template"  # the chat template does not let the sampled reply be continued as it was sampled
+    CUT = "cut"  # the reply before did not end its turn (token limit, stop string)
+    NO_IDS = "no_ids"  # the server gave no ids for the reply before
+    EDITED = "edited"  # the agent changed, dropped or summarised earlier messages (compaction)
+    SUBAGENT = "subagent"  # a conversation of its own, beside the others
+    SIBLING = "sibling"  # another sample (n > 1) or another try from the same prompt
+
 
 FinishReason = Literal["stop", "length", "content_filter", "abort"]
 
 
 class ChatMessage(TypedDict):
-    """A message as a chat template sees it."""
+    """A message as a chat template sees it.
+
+    `parts` are the OpenAI content parts of a message that is more than text; `content` is then what of it is text, for people
+    to read. `tool_calls` are OpenAI's, their arguments as objects.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    name: NotRequired[str]
+    parts: NotRequired[list[dict[str, Any]]]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -24,11 +47,24 @@ class Sampling:
     top_k: int = -1
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
+    seed: int | None = None  # sent only where somebody asked for it
+
+
+class VersionSpan(NamedTuple):
+    """`tokens` sampled ids in a row that came from the weights of `version`."""
+
+    version: int
+    tokens: int
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a rollout's model calls go and what they are stamped with."""
+    """Where a rollout's model calls go and what they are stamped with.
+
+    `features` are what the probe found: of `rollouts.llm.capabilities.Feature`. `tokenizer` is the directory of the model's own
+    tokenizer files on this machine, empty where prompts are rendered by the server. `tool_format` names how this model writes
+    tool calls (`rollouts.llm.toolcalls`).
+    """
 
     url: str  # root of the server, without /v1
     model: str
@@ -37,6 +73,10 @@ class ServerAddress:
     max_model_len: int
     server_id: str = ""
     api_key: str = field(default="", repr=False)
+    engine: str = "vllm"
+    features: frozenset[str] = frozenset()
+    tokenizer: str = ""
+    tool_format: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +84,8 @@ class Completion:
     """What came back from one model call.
 
     `token_ids` are the ids as sampled, an end-of-turn id included, and empty when the server gives no ids; `logprobs` has one
-    natural-log value for each of them, or is None when the server left out even one (never zeros).
+    natural-log value for each of them, or is None when the server left out even one (never zeros). `spans` says which weights
+    sampled them, as far as the server tells; else it is empty, and the version of the address holds for all.
     """
 
     text: str
@@ -52,6 +93,7 @@ class Completion:
     logprobs: list[float] | None
     finish_reason: FinishReason
     latency: float  # seconds
+    spans: tuple[VersionSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +119,10 @@ class ModelCallRecord:
     The prompt is kept as what it adds to its segment: the prompt ids of a call are the concatenation, over the earlier calls of
     the same segment, of `context_ids + sampled_ids`, followed by this call's own `context_ids`. `buffer.reconstruct` does this,
     and `buffer.validate` checks it. `sampled_ids` is empty when the server gave none (text-only).
+
+    Segments may be continued in any order: an agent that has sub-agents goes on in several. `opened_by` says, on the first call
+    of a segment, why it was begun, and `parent_segment` from which one it branched off. `policy_version` is that of the first
+    sampled id and `policy_version_last` that of the last; `version_spans` are all of them, empty when only these two are known.
     """
 
     turn: int
@@ -92,6 +138,11 @@ class ModelCallRecord:
     server_id: str
     latency: float
     sampling: dict[str, Any] = field(default_factory=dict)
+    policy_version_last: int | None = None  # None: as `policy_version`
+    version_spans: tuple[VersionSpan, ...] = ()
+    opened_by: str = ""  # a SegmentCause on the first call of a segment
+    parent_segment: int | None = None
+    dialect: str = ""  # how an agent asked for it through the gateway; empty for the shipped loop
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from .blob import Blob, BlobUnreadable, blob_storage
 from .environment import Dataset, Environment, Task
 from .feed import FeedCursor
 from .idempotency import IdempotentResponse
-from .llm_server import LLMServer, Policy
+from .llm_server import LLMServer, Policy, PolicyVersion
 from .metric import MetricSeries
 from .node import Draining, Node, RescuerPass, WorkerProcess
 from .project import ApiKey, Project, Scope
@@ -33,6 +33,7 @@ __all__ = [
     "ModelCall",
     "Node",
     "Policy",
+    "PolicyVersion",
     "Project",
     "Rescoring",
     "RescuerPass",

@@ -6,6 +6,7 @@ import enum
 from datetime import datetime
 from typing import Any, ClassVar
 
+from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
@@ -93,6 +94,9 @@ class WorkerProcess(models.Model):
     draining_since = models.DateTimeField(null=True, help_text="It was told to finish what it holds and then to stop.")
     stopped_at = models.DateTimeField(null=True, help_text="It said goodbye.")
     lost_at = models.DateTimeField(null=True, help_text="Its lease ran out.")
+    quiet_servers: ArrayField[Any, Any] = ArrayField(
+        models.UUIDField(), default=list, db_default=[], help_text="LLM servers under a hold where it has no call in flight."
+    )
 
     class Meta:
         ordering: ClassVar = ["-started_at"]

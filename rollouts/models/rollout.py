@@ -58,7 +58,9 @@ class Rollout(models.Model):
     llm_server = models.ForeignKey(
         LLMServer, models.DO_NOTHING, null=True, related_name="rollouts", db_index=False, db_constraint=False
     )
-    policy_version = models.PositiveIntegerField(null=True, help_text="Of the last model call.")
+    required_version = models.PositiveIntegerField(null=True, help_text="The only policy version it may be sampled from.")
+    policy_version = models.PositiveIntegerField(null=True, help_text="Of the last sampled id.")
+    oldest_version = models.PositiveIntegerField(null=True, help_text="The oldest policy version of any sampled id.")
 
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     state_changed_at = models.DateTimeField(default=timezone.now)

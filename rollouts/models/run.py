@@ -48,6 +48,9 @@ class Group(models.Model):
     run = models.ForeignKey(Run, models.CASCADE, related_name="groups", db_index=False)
     task = models.ForeignKey(Task, models.PROTECT, related_name="groups")
     n = models.PositiveSmallIntegerField()
+    policy_version = models.PositiveIntegerField(
+        null=True, help_text="The only version its rollouts are sampled from, once the first of them has started."
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils import timezone
 
+from rollouts.llm.types import SegmentCause
+
 from .blob import Blob
-from .fields import LogprobsField, TokenIdsField
+from .fields import LogprobsField, TokenIdsField, choices
 from .rollout import Rollout
 
 
@@ -47,7 +49,20 @@ class ModelCall(models.Model):
     finish_reason = models.CharField(max_length=20)
     prompt_tokens = models.PositiveIntegerField()
     policy = models.CharField(max_length=100)
-    policy_version = models.PositiveIntegerField()
+    policy_version = models.PositiveIntegerField(help_text="Of the first sampled id.")
+    policy_version_last = models.PositiveIntegerField(null=True, help_text="Of the last sampled id; null: the same.")
+    version_spans: models.JSONField[Any, Any] = models.JSONField(
+        default=list,
+        db_default=[],
+        help_text="[version, ids] pairs in order; empty when there is one version, or the pairs are not known.",
+    )
+    opened_by = models.CharField(
+        max_length=10, blank=True, default="", db_default="", choices=choices(SegmentCause), help_text="Why its segment began."
+    )
+    parent_segment = models.PositiveIntegerField(null=True, help_text="Which segment its own branched off.")
+    dialect = models.CharField(
+        max_length=20, blank=True, default="", db_default="", help_text="How an agent asked for it through the gateway."
+    )
     server_id = models.UUIDField(null=True)
     sampling: models.JSONField[Any, Any] = models.JSONField(default=dict)
     latency = models.FloatField(help_text="Seconds.")

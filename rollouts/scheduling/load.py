@@ -118,7 +118,9 @@ WHERE w.stopped_at IS NULL AND w.lost_at IS NULL AND w.lease_expires_at > now()
 GROUP BY w.node, w.stage, n.name
 """
 
-_SERVERS = "SELECT policy_id, sum(capacity) FROM rollouts_llmserver WHERE state = 'live' GROUP BY policy_id"
+_SERVERS = (
+    "SELECT policy_id, sum(capacity) FROM rollouts_llmserver WHERE admission = 'open' AND health = 'live' GROUP BY policy_id"
+)
 
 # Of queued rollouts only those with a hint on its way: however many are queued, these are few and have an index.
 _IN_HAND = """

@@ -125,7 +125,7 @@ def _servers() -> dict[Metric, Values]:
     in_flight = dict(running.values_list("llm_server_id").annotate(Count("id")))
     rows = [((s.project.name, s.policy.name, s.url), s) for s in LLMServer.objects.select_related("project", "policy")]
     return {
-        metrics.SERVER_UP: {key: float(server.state == LLMServer.Health.LIVE) for key, server in rows},
+        metrics.SERVER_UP: {key: float(server.state == "live") for key, server in rows},
         metrics.SERVER_IN_FLIGHT: {key: in_flight.get(server.id, 0) for key, server in rows},
         metrics.SERVER_CAPACITY: {key: server.capacity for key, server in rows},
     }

@@ -70,7 +70,9 @@ def _sandbox_problem(names: Iterable[str]) -> Node | None:
 
 
 def _missing_servers(run: Run) -> Iterator[Obstacle]:
-    if not LLMServer.objects.filter(policy=run.policy, state=LLMServer.Health.LIVE).exists():
+    if not LLMServer.objects.filter(
+        policy=run.policy, admission=LLMServer.Admission.OPEN, health=LLMServer.Health.LIVE
+    ).exists():
         yield Obstacle(
             f"No live LLM server serves the policy {run.policy.name}.",
             "Register one, resume a paused one, or look at the last error of a dead one.",

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import F, QuerySet
 
 from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct
-from rollouts.llm.types import ModelCallRecord
+from rollouts.llm.types import ModelCallRecord, VersionSpan
 from rollouts.models import Message, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.storage import whole_output
 
@@ -77,4 +77,9 @@ def _record(call: ModelCall) -> ModelCallRecord:
         server_id=str(call.server_id or ""),
         latency=call.latency,
         sampling=call.sampling,
+        policy_version_last=call.policy_version_last,
+        version_spans=tuple(VersionSpan(*span) for span in call.version_spans),
+        opened_by=call.opened_by,
+        parent_segment=call.parent_segment,
+        dialect=call.dialect,
     )

@@ -62,6 +62,7 @@ _FRESH: dict[str, Any] = {
     "artefacts_blob_id": None,
     "fidelity": "",
     "policy_version": None,
+    "oldest_version": None,
     "turns": 0,
     "prompt_tokens": 0,
     "sampled_tokens": 0,
@@ -108,6 +109,7 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
             *("task__payload", "environment__handler", "environment__config"),
             # Named one by one: whatever is missing here costs a query for every rollout when it is read.
             *(f"llm_server__{name}" for name in ("url", "model", "policy__name", "policy_version", "max_model_len", "api_key")),
+            *(f"llm_server__{name}" for name in ("engine", "tokenizer", "tool_format", "capabilities")),
         )
         .annotate(
             run_settings=Cast("run__settings", TextField()),
@@ -152,7 +154,9 @@ def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     that no server has room for is left out.
     """
     waiting = list(Rollout.objects.filter(id__in=rollout_ids).values_list("id", "group_id", "run__policy_id"))
-    live = LLMServer.objects.filter(policy_id__in={policy for *_, policy in waiting}, state=LLMServer.Health.LIVE)
+    live = LLMServer.objects.filter(
+        policy_id__in={policy for *_, policy in waiting}, admission=LLMServer.Admission.OPEN, health=LLMServer.Health.LIVE
+    )
     servers = list(live.select_for_update(no_key=True).values("id", "policy_id", "capacity").order_by("id"))
     on_servers = Rollout.objects.filter(llm_server_id__in=[s["id"] for s in servers], state=State.RUNNING.value)
     busy = Counter(dict(on_servers.order_by().values_list("llm_server_id").annotate(Count("id"))))
@@ -182,4 +186,8 @@ def _address(server: LLMServer) -> ServerAddress:
         max_model_len=server.max_model_len,
         server_id=str(server.id),
         api_key=server.api_key,
+        engine=server.engine,
+        features=frozenset(server.capabilities.get("features", ())),
+        tokenizer=server.tokenizer,
+        tool_format=server.tool_format,
     )

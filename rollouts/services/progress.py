@@ -52,10 +52,12 @@ WITH held AS (
 ), calls AS (
     INSERT INTO rollouts_modelcall ({call_columns})
     SELECT {call_columns} FROM unnest({call_arrays}) AS c({call_columns}) JOIN held USING (rollout_id, attempt)
-    ON CONFLICT (rollout_id, attempt, turn) DO NOTHING RETURNING rollout_id, context_ids, sampled_ids, policy_version
+    ON CONFLICT (rollout_id, attempt, turn) DO NOTHING
+    RETURNING rollout_id, context_ids, sampled_ids, policy_version, policy_version_last
 ), counted AS (
     UPDATE rollouts_rollout r SET
-        turns = turns + 1, policy_version = calls.policy_version,
+        turns = turns + 1, policy_version = COALESCE(calls.policy_version_last, calls.policy_version),
+        oldest_version = LEAST(r.oldest_version, calls.policy_version),
         prompt_tokens = prompt_tokens + length(calls.context_ids) / 4,
         sampled_tokens = sampled_tokens + length(calls.sampled_ids) / 4
     FROM calls WHERE r.id = calls.rollout_id
@@ -81,6 +83,7 @@ _PLACE = {"rollout_id": "uuid", "attempt": "int"}
 _CALL = _PLACE | {
     **{"turn": "int", "segment": "int", "context_ids": "bytea", "sampled_ids": "bytea", "logprobs": "bytea", "text": "text"},
     **{"finish_reason": "text", "prompt_tokens": "int", "policy": "text", "policy_version": "int", "server_id": "uuid"},
+    **{"policy_version_last": "int", "version_spans": "jsonb", "opened_by": "text", "parent_segment": "int", "dialect": "text"},
     **{"sampling": "jsonb", "latency": "float8", "at": "timestamptz"},
 }
 _MESSAGE = _PLACE | {"index": "int", "turn": "int", "role": "text", "name": "text", "content": "text"}
@@ -174,6 +177,11 @@ def _call(write: TurnWrite, now: datetime) -> dict[str, Any]:
         "policy_version": call.policy_version,
         "server_id": UUID(call.server_id) if call.server_id else None,
         "sampling": Jsonb(call.sampling),
+        "policy_version_last": None if call.policy_version_last == call.policy_version else call.policy_version_last,
+        "version_spans": Jsonb([list(span) for span in call.version_spans]),
+        "opened_by": call.opened_by,
+        "parent_segment": call.parent_segment,
+        "dialect": call.dialect,
         "latency": call.latency,
         "at": now,
     }

@@ -81,9 +81,10 @@ async def _probe(url: str, api_key: str) -> Capabilities:
 
 def set_server_state(*, server: LLMServer, state: str) -> None:
     """Pause a server (its running rollouts finish, it gets no new ones) or let it take part again."""
-    if state not in (LLMServer.Health.LIVE, LLMServer.Health.PAUSED):
+    if state not in ("live", "paused"):
         raise Refused.field("/state", "Use live or paused; whether a server is dead is found by probing.")
-    LLMServer.objects.filter(id=server.id).update(state=state)
+    admission = LLMServer.Admission.PAUSED if state == "paused" else LLMServer.Admission.OPEN
+    LLMServer.objects.filter(id=server.id).update(admission=admission)
 
 
 def remove_server(*, server: LLMServer) -> None:
@@ -93,13 +94,13 @@ def remove_server(*, server: LLMServer) -> None:
 
 def probe_servers() -> None:
     """One round of health checks: a server that does not answer gets no rollouts until it does again."""
-    watched = LLMServer.objects.exclude(state=LLMServer.Health.PAUSED)
+    watched = LLMServer.objects.filter(admission=LLMServer.Admission.OPEN)
     targets = [(server.id, server.url) for server in watched]
     if targets:
         for server_id, error in asyncio.run(_check_health(targets)):
-            state = LLMServer.Health.DEAD if error else LLMServer.Health.LIVE
-            LLMServer.objects.filter(id=server_id).exclude(state=LLMServer.Health.PAUSED).update(
-                state=state, last_error=error[:300], last_probe_at=timezone.now()
+            health = LLMServer.Health.DEAD if error else LLMServer.Health.LIVE
+            LLMServer.objects.filter(id=server_id, admission=LLMServer.Admission.OPEN).update(
+                health=health, last_error=error[:300], last_probe_at=timezone.now()
             )
 
 

@@ -28,6 +28,7 @@ from rollouts.environments.errors import BrokenEnvironment
 from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
@@ -97,7 +98,7 @@ async def _run(tools: Tools, claim: Claim) -> None:
         async with tools.sandboxes.session(claim.sandbox_name, spec) as session:
             conversation = Conversation(
                 tools.models,
-                claim.server,
+                FixedRoute(claim.server),
                 claim.settings.sampling.to_sampling(),
                 call_timeout=claim.settings.timeouts.model_call,
             )

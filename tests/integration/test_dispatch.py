@@ -154,7 +154,7 @@ class TestRoom:
         assert set(Rollout.objects.filter(id__in=hinted()).values_list("run_id", flat=True)) == {run.id}
 
     def test_nothing_starts_without_a_live_server(self, wide: Domain):
-        LLMServer.objects.update(state="dead")
+        LLMServer.objects.update(health="dead")
         wide.submit()
         assert hinted() == []
 

@@ -125,7 +125,7 @@ class TestExecution:
     def test_what_keeps_waiting_rollouts_from_moving(self, domain: Domain):
         assert only(execution.standstill()).found == "no rollout waits"
         domain.submit(2)
-        LLMServer.objects.update(state=LLMServer.Health.DEAD)
+        LLMServer.objects.update(health=LLMServer.Health.DEAD)
         reasons = [finding.found for finding in execution.standstill()]
         assert any("No INIT worker" in reason or "no INIT worker" in reason for reason in reasons), reasons
         assert any("LLM server" in reason for reason in reasons), reasons
@@ -158,7 +158,7 @@ class TestReach:
         assert "tiny at http://127.0.0.1" in finding.found
 
     def test_no_model_server(self, domain: Domain):
-        LLMServer.objects.update(state=LLMServer.Health.PAUSED)
+        LLMServer.objects.update(admission=LLMServer.Admission.PAUSED)
         assert only(reach.model_servers()).status is Status.WARN
 
     def test_a_sandbox_is_started_and_nothing_is_left(self):

@@ -132,7 +132,7 @@ class TestApi:
     def test_the_queue_shows_what_holds_back_the_own_runs(self, case: ApiCase):
         case.domain.submit(3)
         case.other.submit(2)
-        LLMServer.objects.update(state="dead")
+        LLMServer.objects.update(health="dead")
         case.check_list_access("/api/v1/queue/")
         queue = case.reader.get("/api/v1/queue/").json()
         assert [(stage["stage"], stage["waiting"], stage["slots"]) for stage in queue["stages"]] == [

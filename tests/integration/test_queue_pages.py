@@ -67,7 +67,7 @@ class TestWhatHoldsARunBack:
         domain.worker(Stage.INIT)
         domain.worker(Stage.RUN)
         domain.submit()
-        LLMServer.objects.update(state=LLMServer.Health.DEAD)
+        LLMServer.objects.update(health=LLMServer.Health.DEAD)
         assert reason(domain).reason == "No live LLM server serves the policy tiny."
 
     @pytest.mark.parametrize("owner", ["run", "project"])

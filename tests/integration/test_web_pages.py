@@ -107,7 +107,7 @@ def test_the_run_page_tells_what_is_missing(world: WebWorld, owner: Client) -> N
     page = owner.get(f"/runs/{world.running.pk}/").content.decode()
     assert "No EVAL worker is alive; 1 rollout waits evaluating" in page
     world.workers(Stage.EVAL)
-    world.server.state = "paused"
+    world.server.admission = "paused"
     world.server.save()
     page = owner.get(f"/runs/{world.running.pk}/").content.decode()
     assert "No EVAL worker" not in page

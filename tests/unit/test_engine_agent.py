@@ -20,6 +20,7 @@ from rollouts.lifecycle import Blame, Cause, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ModelError
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.errors import SandboxLost
@@ -87,7 +88,7 @@ class Stage:
 
     async def play(self, prompt: str, tools: Sequence[Tool] = (), *, max_model_len: int = 8192, **settings: Any) -> Termination:
         address = ServerAddress(self.server.url, self.server.model, "policy", 3, max_model_len)
-        conversation = Conversation(self.client, address, Sampling(max_tokens=400), call_timeout=30.0)
+        conversation = Conversation(self.client, FixedRoute(address), Sampling(max_tokens=400), call_timeout=30.0)
         self.agent = Agent(conversation, tools, AgentSettings(**settings), self.recording)
         return await self.agent.run([{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}])
 

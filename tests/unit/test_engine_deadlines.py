@@ -20,6 +20,7 @@ from rollouts.environments.base import EnvironmentConfig, RunContext, TaskPayloa
 from rollouts.lifecycle import Blame, Cause, Phase, Stage, State, final_state
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from rollouts.run_settings import TimeoutSettings
@@ -60,7 +61,7 @@ async def conversation() -> AsyncIterator[Conversation]:
     client = ModelClient()
     async with ScriptedServer() as server:
         address = ServerAddress(server.url, server.model, "policy", 0, 8192)
-        yield Conversation(client, address, Sampling(max_tokens=400), call_timeout=30.0)
+        yield Conversation(client, FixedRoute(address), Sampling(max_tokens=400), call_timeout=30.0)
         await client.close()
 
 

@@ -19,6 +19,7 @@ from rollouts.environments.base import EnvironmentConfig, EvalContext, InitConte
 from rollouts.lifecycle import Cause, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.errors import LimitExceeded, SandboxLost
@@ -81,7 +82,7 @@ class Stage:
         session = await self.backend.connect(self.name)
         try:
             address = ServerAddress(self.server.url, self.server.model, "policy", 0, 8192)
-            conversation = Conversation(self._client, address, Sampling(max_tokens=400), call_timeout=60.0)
+            conversation = Conversation(self._client, FixedRoute(address), Sampling(max_tokens=400), call_timeout=60.0)
             ctx = RunContext(EnvironmentConfig(), TaskPayload(), session, conversation, self.recording)
             return await run_stage(Shell(prompt), ctx, deadline=Deadline.after(60, "the test's 60 s"))
         finally:

@@ -26,6 +26,7 @@ from rollouts.lifecycle import Cause, Fidelity, Phase, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ModelError
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.errors import LimitExceeded, SandboxFileError, SandboxLost
@@ -80,7 +81,7 @@ async def run_context() -> AsyncIterator[RunContext]:
     client = ModelClient()
     async with ScriptedServer() as server:
         address = ServerAddress(server.url, server.model, "policy", 0, 8192)
-        conversation = Conversation(client, address, Sampling(), call_timeout=30.0)
+        conversation = Conversation(client, FixedRoute(address), Sampling(), call_timeout=30.0)
         yield RunContext(EnvironmentConfig(), TaskPayload(), None, conversation, Recording())
         await client.close()
 

@@ -16,6 +16,7 @@ from rollouts.environments.base import EvalContext, InitContext, RunContext
 from rollouts.lifecycle import Cause
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.backends.bubblewrap import BubblewrapBackend
@@ -59,7 +60,7 @@ async def play(sandbox: Session, *replies: str) -> tuple[RunOutcome, Recording, 
     await init_stage(ENV, InitContext(CONFIG, task, sandbox), deadline=Deadline.after(30, "the test's time"))
     async with ScriptedServer() as server:
         address = ServerAddress(server.url, server.model, "policy", 0, 8192)
-        conversation = Conversation(client, address, Sampling(), call_timeout=30.0)
+        conversation = Conversation(client, FixedRoute(address), Sampling(), call_timeout=30.0)
         outcome = await run_stage(
             ENV, RunContext(CONFIG, task, sandbox, conversation, recording), deadline=Deadline.after(60, "the test's time")
         )

@@ -23,6 +23,7 @@ from rollouts.environments.python_packages import packages_binds
 from rollouts.lifecycle import Cause
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.solver import solver
 from rollouts.llm.types import Sampling, ServerAddress
@@ -47,7 +48,7 @@ async def scripted_conversation(**server_settings: Any) -> AsyncIterator[Convers
     client = ModelClient()
     async with ScriptedServer(**server_settings) as server:
         address = ServerAddress(server.url, server.model, "policy", 0, 8192)
-        yield Conversation(client, address, Sampling(), call_timeout=30.0)
+        yield Conversation(client, FixedRoute(address), Sampling(), call_timeout=30.0)
         await client.close()
 
 

@@ -13,6 +13,7 @@ from rollouts.llm.buffer import reconstruct, validate
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.template import DEFAULT_SYSTEM, chatml, chatml_dropping_reasoning
 from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling
@@ -40,7 +41,8 @@ def tool(text: str) -> ChatMessage:
 
 
 def talk(client: ModelClient, server: ScriptedServer, first: str, **options) -> Conversation:
-    conversation = Conversation(client, server.address(policy_version=7), Sampling(), call_timeout=20, **options)
+    route = options.pop("route", None) or FixedRoute(server.address(policy_version=7))
+    conversation = Conversation(client, route, Sampling(), call_timeout=20, **options)
     conversation.append(user(first))
     return conversation
 
@@ -227,10 +229,11 @@ async def test_an_aborted_generation_is_not_the_policys_reply(client, server):
 
 
 async def test_another_server_can_take_over_at_a_turn_boundary(client, server):
-    conversation = talk(client, server, "[[reply:one]][[reply2:two]]")
+    route = FixedRoute(server.address(policy_version=7))
+    conversation = talk(client, server, "[[reply:one]][[reply2:two]]", route=route)
     first = await conversation.sample(0)
     async with ScriptedServer() as other:
-        conversation.server = other.address(policy_version=8)
+        route.server = other.address(policy_version=8)
         conversation.append(user("a"))
         second = await conversation.sample(1)
     validate([first, second])

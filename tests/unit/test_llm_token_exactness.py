@@ -22,6 +22,7 @@ from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import reconstruct, validate
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.script import Request
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.template import chatml
@@ -123,7 +124,7 @@ ROUND = st.tuples(TEXT, st.lists(st.tuples(st.sampled_from(["user", "tool"]), TE
 def test_prompts_carry_the_sampled_ids_and_read_as_the_template_writes_them(stage, question, rounds, last):
     async def play() -> None:
         address = stage.server.address()
-        conversation = Conversation(stage.client, address, Sampling(), call_timeout=20)
+        conversation = Conversation(stage.client, FixedRoute(address), Sampling(), call_timeout=20)
         conversation.append({"role": "user", "content": question})
         calls = []
         for turn, (_, messages) in enumerate([*rounds, (last, [])]):

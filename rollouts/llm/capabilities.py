@@ -1,0 +1,23 @@
+"""What model servers can do beyond the least that is asked of them. Found by a probe, stored with the server."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Feature(enum.StrEnum):
+    """One thing a server offers."""
+
+    TOKEN_IDS = "token_ids"  # noqa: S105 - no password; returns the ids it sampled
+    LOGPROBS = "logprobs"  # one for each sampled id
+    ID_PROMPTS = "id_prompts"  # takes prompts as ids
+    TOKENIZE = "tokenize"  # renders chat messages to ids with its own template
+    GENERATE = "generate"  # vLLM's /inference/v1/generate, which tells the weight version of each span
+    CHAT_TOOLS = "chat_tools"  # its own tool parser answers /v1/chat/completions with tool calls
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    METRICS = "metrics"  # vLLM's /metrics
+    PAUSE = "pause"  # /pause and /resume, modes abort, wait and keep
+    RELOAD_WEIGHTS = "reload_weights"  # /collective_rpc reload_weights
+    WEIGHT_VERSION = "weight_version"  # /weight_info and /update_weight_version
+    LORA = "lora"  # /v1/load_lora_adapter
+    SLEEP = "sleep"  # /sleep and /wake_up

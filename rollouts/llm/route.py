@@ -1,0 +1,51 @@
+"""Where a rollout's model calls go, turn by turn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from rollouts.llm.errors import ModelError
+from rollouts.llm.types import ServerAddress
+
+
+class Route(Protocol):
+    """One rollout's (or agent session's) way to the servers of its policy.
+
+    It stays on one server, for its prefix cache, until that one cannot or should not be used any more. It changes only at the
+    start of a call; what was sampled before is sent to the new one as ids.
+    """
+
+    @property
+    def server(self) -> ServerAddress:
+        """The server it is on: for what samples nothing (rendering, limits)."""
+        ...
+
+    def call(self) -> AbstractAsyncContextManager[ServerAddress]:
+        """The server for one call, which counts as in flight there inside of the context.
+
+        Entering waits while the servers take no new calls (a weight update). Raises `ModelError` when no server can be used.
+        When the body raises a `ModelError`, the server is reported for it, and the next call may get another one. When the
+        weights are updated with mode `abort`, the context raises `CallCut`.
+        """
+        ...
+
+
+class CallCut(ModelError):
+    """A weight update cut this call; it is to be made again, from the ids sampled so far where the server gave them."""
+
+    def __init__(self) -> None:
+        super().__init__("a weight update cut the call", retryable=True)
+
+
+class FixedRoute:
+    """Whatever `server` is."""
+
+    def __init__(self, server: ServerAddress) -> None:
+        self.server = server
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[ServerAddress]:
+        yield self.server
