@@ -72,6 +72,11 @@ class Stage(enum.StrEnum):
     EVAL = "eval"
 
 
+# What stands in place of a stage at a gateway process: it holds the RUNNING rollouts of agents that live elsewhere. When it is
+# lost they go on, in the hands of another one.
+GATEWAY = "gateway"
+
+
 @dataclass(frozen=True)
 class StageRule:
     """What a stage claims (`waits_in`), where its rollouts are while held (`holds_in`), and where it hands them on."""
@@ -132,6 +137,8 @@ class Cause(enum.StrEnum):
     WORKER_LOST = "worker_lost"  # the lease expired more often than max_infra_retries
     INTERNAL_ERROR = "internal_error"  # a defect of this platform
     INVALID_TASK = "invalid_task"  # the task or its environment cannot be used any more
+    AGENT_LOST = "agent_lost"  # the agent of a session was silent for longer than the session's time to live
+    AGENT_FAILED = "agent_failed"  # the agent of a session said that it could not go on
     CANCELLED = "cancelled"  # cancelled through the API, the CLI or a page
     SIBLINGS_DONE = "siblings_done"  # the group had enough usable rollouts
     BUDGET_EXHAUSTED = "budget_exhausted"  # a budget of its run or project ran out
@@ -146,6 +153,8 @@ _BLAME: dict[Cause, Blame] = {
     Cause.MALFORMED_TOOL_CALL: Blame.POLICY,
     Cause.AGENT_TIMEOUT: Blame.POLICY,
     Cause.SANDBOX_LIMIT: Blame.POLICY,
+    Cause.AGENT_LOST: Blame.CALLER,
+    Cause.AGENT_FAILED: Blame.CALLER,
     Cause.CANCELLED: Blame.CALLER,
     Cause.SIBLINGS_DONE: Blame.CALLER,
     Cause.BUDGET_EXHAUSTED: Blame.CALLER,

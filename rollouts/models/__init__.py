@@ -11,6 +11,7 @@ from .project import ApiKey, Project, Scope
 from .rescore import Rescoring
 from .rollout import Attempt, Rollout, RolloutEvent
 from .run import Group, Run
+from .session import Session
 from .stage_failure import StageFailure
 from .tally import RunTally
 from .trajectory import Message, ModelCall, Reward, ToolCall, ToolPicture
@@ -43,6 +44,7 @@ __all__ = [
     "Run",
     "RunTally",
     "Scope",
+    "Session",
     "StageFailure",
     "Task",
     "ToolCall",

@@ -11,7 +11,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
 
-from rollouts.lifecycle import Stage
+from rollouts.lifecycle import GATEWAY, Stage
 
 from .fields import uuid7
 
@@ -78,7 +78,7 @@ class Node(models.Model):
 
 
 class WorkerProcess(models.Model):
-    """One worker process of one stage on one node.
+    """One worker process of one stage on one node, or a gateway process.
 
     It renews `lease_expires_at` every few seconds. Once that is past, the reaper sets `lost_at` and takes back everything the
     process held; a process that wakes up later finds itself lost and starts over under a new id.
@@ -86,7 +86,7 @@ class WorkerProcess(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     node = models.CharField(max_length=100)
-    stage = models.CharField(max_length=10, choices=[(s.value, s.value) for s in Stage])
+    stage = models.CharField(max_length=10, choices=[(name, name) for name in (*(s.value for s in Stage), GATEWAY)])
     pid = models.PositiveIntegerField()
     concurrency = models.PositiveIntegerField(help_text="Rollouts it works on at once.")
     started_at = models.DateTimeField(default=timezone.now)
