@@ -27,7 +27,17 @@ R = TypeVar("R")
 RESERVE_BYTES = 1 << 30  # of the store's file system that builds leave alone
 
 _KILL_SECONDS = 2.0
-_LEASHED = ("setpriv", "--pdeathsig", "TERM", "--")  # a worker that is killed takes its programs along
+# A worker that is killed takes its programs along: its end of the pipe closes, and the whole process group is killed. A signal
+# at the parent's death (PR_SET_PDEATHSIG) reaches one process only, and mmdebstrap's helpers outlive theirs.
+_LEASH = """
+exec 3<&0 </dev/null
+trap : TERM
+"$@" 3<&- & program=$!
+{ read -r _ <&3; kill -KILL 0; } & watcher=$!
+while wait "$program"; status=$?; kill -0 "$program" 2>/dev/null; do :; done
+kill -KILL "$watcher" 2>/dev/null
+exit "$status"
+"""
 _TAIL_LINES = 12
 _LONGEST_LINE = 2000
 # What programs get of our environment: where things are, and the way to mirrors and package indexes.
@@ -155,9 +165,9 @@ class Job:
         name = Path(command[0]).name
         try:
             process = await asyncio.create_subprocess_exec(
-                *_LEASHED,
+                *("sh", "-c", _LEASH, "leash"),
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
                 stderr=asyncio.subprocess.STDOUT if stdout is None else asyncio.subprocess.PIPE,
                 env={**program_environment(), **(env or {})},
