@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollouts.llm.answers import parse_completion, token_list
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.messages import as_sent
 from rollouts.llm.transport import Transport
-from rollouts.llm.turns import TurnRenderer
+from rollouts.llm.turns import Tools, TurnRenderer
 from rollouts.llm.types import Capabilities, ChatMessage, Completion, Sampling, ServerAddress
 
 HELPER_TIMEOUT = 30.0  # seconds, for calls that sample nothing
@@ -63,14 +64,29 @@ class ModelClient:
             raise
         return parse_completion(answer, time.monotonic() - started)
 
-    async def render(self, server: ServerAddress, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> list[int]:
-        """The ids of these messages under the server's own chat template."""
-        body = {
+    async def render(
+        self,
+        server: ServerAddress,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of these messages under the model's own chat template.
+
+        Raises `ModelError` of status 400 when the template refuses them, or when they hold what ids cannot carry (pictures).
+        """
+        body: dict[str, Any] = {
             "model": server.model,
-            "messages": list(messages),
+            "messages": as_sent(messages),
             "add_generation_prompt": add_generation_prompt,
             "add_special_tokens": False,
         }
+        if tools:
+            body["tools"] = list(tools)
+        if template_kwargs:
+            body["chat_template_kwargs"] = dict(template_kwargs)
         return token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens")
 
     async def detokenize(self, server: ServerAddress, token_ids: Sequence[int]) -> str:
