@@ -14,6 +14,7 @@ from rollouts.engine.errors import Failure
 from rollouts.engine.records import ToolCallRecord, TurnRecord
 from rollouts.lifecycle import Cause, Phase, Stage, State, Termination
 from rollouts.models import Rollout, Run, ToolCall
+from rollouts.services.cancel import cancel_rollouts
 from rollouts.services.delivery_events import _runs_finished
 from rollouts.services.finish import fail
 from rollouts.services.progress import TurnWrite, record_turns
@@ -73,7 +74,11 @@ def test_removing_a_server_does_not_touch_the_rollouts_it_has_served(domain: Dom
 
 def test_whether_a_run_has_ended_is_answered_by_an_index(domain: Domain):
     """However many of its rollouts have finished."""
+    domain.submit(n=100)
+    cancel_rollouts(project=domain.run.project)
     domain.submit()
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE rollouts_rollout")
     with CaptureQueriesContext(connection) as queries:
         _runs_finished({domain.run.id})
     [asked] = [query["sql"] for query in queries if "rollouts_rollout" in query["sql"]]
