@@ -38,15 +38,12 @@ class Conversation:
         self._buffer = TokenBuffer()
         self._answered = 0  # how many of `messages` the model has seen or said
         self._last_id: int | None = None  # the last reply's last id; None before the first reply and after one without ids
-        self._was_cut = False  # the last reply ended at a limit
-        self._text_only = False
+        self._was_cut = False  # the last reply ended at a limit or stop string
 
     @property
     def fidelity(self) -> Fidelity:
         """The badge so far."""
-        if self._text_only:
-            return Fidelity.TEXT_ONLY
-        return Fidelity.SEGMENTED if len(self._buffer.segments) > 1 else Fidelity.TOKEN_EXACT
+        return self._buffer.fidelity
 
     @property
     def context_left(self) -> int:
@@ -61,7 +58,7 @@ class Conversation:
         """Send what is new, take the model's reply into `messages`, and return the call as it is to be stored.
 
         Raises `ContextOverflow` or `ModelError`; the conversation is then as it was before, so the same turn can be tried
-        again. A generation that the server aborted is a `ModelError` too: a reply cut off by others is not the policy's.
+        again. A reply that a server aborts is continued from its ids by `sampler.sample`.
         """
         context_ids = await self._continuation()
         if context_ids is None:
@@ -91,11 +88,11 @@ class Conversation:
             policy_version_last=spans[-1].version if spans else None,
             version_spans=spans if len(spans) > 1 else (),
             opened_by="" if segment < len(self._buffer.segments) else self._why_new_segment(),
+            parent_segment=segment - 1 if segment == len(self._buffer.segments) > 0 else None,
         )
         self._buffer.add(record)
-        self._was_cut = completion.finish_reason == "length"
+        self._was_cut = completion.finish_reason == "length" or completion.text.endswith(self._sampling.stop)
         self._last_id = completion.token_ids[-1] if completion.token_ids else None
-        self._text_only = self._text_only or self._last_id is None
         self.messages.append({"role": "assistant", "content": completion.text})
         self._answered = len(self.messages)
         return record

@@ -100,7 +100,7 @@ async def test_a_record_says_where_it_came_from(client, server):
     (call,) = await play(talk(client, server, "[[reply:yes]]"))
     assert (call.policy, call.policy_version, call.server_id) == ("policy", 7, "scripted")
     assert call.prompt_tokens == len(call.context_ids)
-    assert call.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 512, "stop": []}
+    assert call.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 512, "stop": [], "seed": None}
     assert (call.text, call.finish_reason) == ("yes", "stop")
     assert call.latency > 0
 
@@ -211,7 +211,7 @@ async def test_a_failed_turn_can_be_tried_again(client, server):
     conversation = talk(client, server, "[[reply:one]][[reply2:two]]")
     first = await conversation.sample(0)
     conversation.append(user("a"))
-    server.switches.fail_next, server.switches.status = 1, 500
+    server.switches.fail_next, server.switches.status = 1, 400
     with pytest.raises(ModelError):
         await conversation.sample(1)
     assert [message["content"] for message in conversation.messages[1:]] == ["one", "a"]
@@ -220,12 +220,26 @@ async def test_a_failed_turn_can_be_tried_again(client, server):
     assert second.text == "two"
 
 
-async def test_an_aborted_generation_is_not_the_policys_reply(client, server):
-    conversation = talk(client, server, "[[reply:one]][[abort]]")
-    with pytest.raises(ModelError, match="aborted") as caught:
+async def test_a_segment_says_why_it_began_and_after_which(client, server):
+    conversation = talk(client, server, "[[reply:cut off]][[length1]][[reply2:two]]")
+    calls = await play(conversation, [user("go on")], [user("and on")])
+    assert [(call.opened_by, call.parent_segment) for call in calls] == [("start", None), ("cut", 0), ("", None)]
+
+
+async def test_a_reply_that_ends_at_a_stop_string_is_cut_too(client, server):
+    conversation = Conversation(client, FixedRoute(server.address()), Sampling(stop=("STOP",)), call_timeout=20)
+    conversation.append(user("[[reply:well STOP here]][[reply2:two]]"))
+    calls = await play(conversation, [user("go on")])
+    assert [(call.text, call.opened_by) for call in calls] == [("well STOP", "start"), ("two", "cut")]
+
+
+async def test_a_picture_is_refused_and_not_dropped(client, server):
+    conversation = talk(client, server, "look at this")
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    conversation.append({"role": "user", "content": "", "parts": [{"type": "text", "text": "this"}, picture]})
+    with pytest.raises(ModelError, match="message 1 has a part of type 'image_url'"):
         await conversation.sample(0)
-    assert caught.value.retryable
-    assert len(conversation.messages) == 1
+    assert server.running == server.finished == 0
 
 
 async def test_another_server_can_take_over_at_a_turn_boundary(client, server):
