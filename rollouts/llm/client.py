@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rollouts.llm.answers import parse_completion, token_list
+from rollouts.llm.answers import token_list
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import as_sent
 from rollouts.llm.transport import Transport
 from rollouts.llm.turns import Tools, TurnRenderer
-from rollouts.llm.types import Capabilities, ChatMessage, Completion, Sampling, ServerAddress
+from rollouts.llm.types import Capabilities, ChatMessage, Completion, Piece, Sampling, ServerAddress
+from rollouts.llm.wire import Streamed, Wire, wire_of
+
+# What is to be done with each piece of a streamed reply; it may wait, and then the stream does.
+Emit = Callable[[Piece], Awaitable[None]]
 
 HELPER_TIMEOUT = 30.0  # seconds, for calls that sample nothing
 _CONTEXT_FULL = re.compile(r"maximum context length|maximum model length|context_length_exceeded", re.IGNORECASE)
@@ -29,40 +33,35 @@ class ModelClient:
         self.turns = TurnRenderer(self.render)
 
     async def generate(
-        self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, *, timeout: float
+        self,
+        server: ServerAddress,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        timeout: float,
+        emit: Emit | None = None,
     ) -> Completion:
         """Sample one reply to exactly these ids. `timeout` is in seconds and spans retries.
 
-        Raises `ContextOverflow`, without a call when the prompt alone fills the model's context.
+        With `emit` the reply is streamed, and every piece is given to it as it comes. Raises `ContextOverflow`, without a call
+        when the prompt alone fills the model's context.
         """
         room = server.max_model_len - len(prompt_ids)
         if room <= 0:
             raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the model's context {server.max_model_len}")
-        body: dict[str, Any] = {
-            "model": server.model,
-            "prompt": list(prompt_ids),
-            "max_tokens": min(sampling.max_tokens, room),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            # Said aloud, because a server otherwise takes them from the checkpoint's generation config and samples off-policy.
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "skip_special_tokens": True,
-        }
-        if sampling.stop:
-            # The ids of a stop string are returned in any case; the text must agree with them.
-            body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        wire = wire_of(server)
+        body = wire.body(server, prompt_ids, sampling, min(sampling.max_tokens, room))
         started = time.monotonic()
         try:
-            answer = await self._post(server, "/v1/completions", body, timeout)
+            if emit is None:
+                answer = await self._post(server, wire.path, body, timeout)
+                return wire.completion(answer, time.monotonic() - started)
+            streamed = await self._stream(server, wire, body, timeout, emit)
+            return streamed.completion(time.monotonic() - started)
         except ModelError as exc:
             if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
                 raise ContextOverflow(str(exc)) from exc
             raise
-        return parse_completion(answer, time.monotonic() - started)
 
     async def render(
         self,
@@ -135,6 +134,17 @@ class ModelClient:
                 raise
             return ""
         return str(answer.get("version", ""))
+
+    async def _stream(self, server: ServerAddress, wire: Wire, body: dict[str, Any], timeout: float, emit: Emit) -> Streamed:
+        streamed = Streamed(wire)
+
+        async def take(chunk: dict[str, Any]) -> None:
+            if (piece := streamed.add(chunk)) is not None:
+                await emit(piece)
+
+        url = server.url.rstrip("/") + wire.path
+        await self._transport.stream(url, body | {"stream": True}, take, api_key=server.api_key, timeout=timeout)
+        return streamed
 
     async def _post(self, server: ServerAddress, path: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         url = server.url.rstrip("/") + path

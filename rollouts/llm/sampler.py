@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from rollouts.llm.client import ModelClient
-from rollouts.llm.errors import ModelError
+from rollouts.llm.client import Emit, ModelClient
+from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Route
-from rollouts.llm.types import Completion, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.types import Completion, Piece, Sampling, ServerAddress, VersionSpan
 
 MAX_FAILURES = 3  # of servers in a row, for one reply
+# An aborted call that brought nothing is made again after so long; a server that does nothing else is given up in the end.
+ABORT_PAUSE = 0.25  # seconds
+MAX_ABORTS = 40  # in a row
 
 
 class Sampled(NamedTuple):
@@ -24,62 +27,84 @@ class Sampled(NamedTuple):
 
 
 async def sample(
-    client: ModelClient, route: Route, prompt_ids: Sequence[int], sampling: Sampling, *, timeout: float
+    client: ModelClient,
+    route: Route,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    *,
+    timeout: float,
+    emit: Emit | None = None,
 ) -> Sampled:
-    """Sample one reply. `timeout` is in seconds and spans all tries.
+    """Sample one reply. `timeout` is in seconds and spans all tries, but not the time in which servers take no calls.
 
     A reply that a server aborted is continued from its ids, by another server or newer weights; one that a server failed to
-    give is asked for again. Raises `ContextOverflow`; `ModelError` once `MAX_FAILURES` servers in a row have failed.
+    give is asked for again. With `emit` every piece is given to it as it is sampled, and a reply of which something was given
+    away goes on from there. The text of the result is that of all its ids, also where the pieces' texts leave a gap
+    between two servers.
+
+    Raises `ContextOverflow`; `ModelError` once `MAX_FAILURES` servers in a row have failed.
     """
-    parts: list[Completion] = []
-    spans: list[VersionSpan] = []
-    failures = 0
-    try:
-        async with asyncio.timeout(timeout):
-            while True:
-                done = [token for part in parts for token in part.token_ids]
-                left = replace(sampling, max_tokens=sampling.max_tokens - len(done))
+    loop = asyncio.get_running_loop()
+    reply = Reply(sampling)
+    budget = timeout
+    failures = aborts = 0
+    while reply.finish_reason is None:
+        had = len(reply.ids)
+        entered = False
+        try:
+            async with route.call() as server:
+                entered, begun = True, loop.time()
                 try:
-                    async with route.call() as server:
-                        part = await client.generate(server, [*prompt_ids, *done], left, timeout=timeout)
-                        if part.finish_reason == "abort" and not part.token_ids:
-                            raise ModelError(f"{server.url} aborted the generation", retryable=True)
-                except CallCut:
-                    continue
-                except ModelError as error:
-                    failures += 1
-                    if failures == MAX_FAILURES or not error.retryable:
-                        raise
-                    continue
-                failures = 0
-                parts.append(part)
-                spans += part.spans or [VersionSpan(server.policy_version, len(part.token_ids))]
-                if part.finish_reason != "abort":
-                    return Sampled(_joined(parts), server, _merged(spans))
-                if len(done) + len(part.token_ids) >= sampling.max_tokens:
-                    return Sampled(replace(_joined(parts), finish_reason="length"), server, _merged(spans))
-    except TimeoutError as error:
-        raise ModelError(f"no reply within {timeout:g} s", retryable=True) from error
+                    await _continue(reply, client, server, prompt_ids, timeout=budget, emit=emit)
+                finally:
+                    budget -= loop.time() - begun
+        except CallCut:
+            pass
+        except ContextOverflow:
+            if not reply.ids:
+                raise
+            reply.finish_reason = "length"  # what was sampled before has filled the context
+        except ModelError as error:
+            failures = failures + 1 if len(reply.ids) == had else 1
+            if not entered or not error.retryable or not reply.can_go_on or failures == MAX_FAILURES:
+                raise
+            aborts = 0
+        else:
+            failures = 0
+            if reply.finish_reason is None and len(reply.ids) == had:
+                aborts += 1
+                if aborts == MAX_ABORTS:
+                    raise ModelError(f"{server.url} aborts every generation", retryable=True)
+                await asyncio.sleep(ABORT_PAUSE)
+        if reply.finish_reason is None and budget <= 0:
+            raise ModelError(f"no reply within {timeout:g} s", retryable=True)
+    completion = await reply.completion(client, server)
+    return Sampled(completion, server, completion.spans)
 
 
-def _joined(parts: Sequence[Completion]) -> Completion:
-    logprobs: list[float] | None = []
-    for part in parts:
-        logprobs = None if logprobs is None or part.logprobs is None else logprobs + part.logprobs
-    return replace(
-        parts[-1],
-        text="".join(part.text for part in parts),
-        token_ids=[token for part in parts for token in part.token_ids],
-        logprobs=logprobs,
-        latency=sum(part.latency for part in parts),
-    )
+async def _continue(
+    reply: Reply,
+    client: ModelClient,
+    server: ServerAddress,
+    prompt_ids: Sequence[int],
+    *,
+    timeout: float,
+    emit: Emit | None,
+) -> None:
+    """Ask `server` for what is missing. What was given away stays, also when the rest does not come."""
+    ids, left = [*prompt_ids, *reply.ids], reply.left()
+    if emit is None:
+        reply.add(await client.generate(server, ids, left, timeout=timeout), server)
+        return
+    given: list[Piece] = []
 
+    async def give(piece: Piece) -> None:
+        given.append(piece)
+        await emit(piece)
 
-def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
-    merged: list[VersionSpan] = []
-    for span in spans:
-        if merged and merged[-1].version == span.version:
-            merged[-1] = VersionSpan(span.version, merged[-1].tokens + span.tokens)
-        elif span.tokens:
-            merged.append(span)
-    return tuple(merged)
+    try:
+        part = await client.generate(server, ids, left, timeout=timeout, emit=give)
+    except BaseException:
+        reply.add_pieces(given, server)
+        raise
+    reply.add(part, server)

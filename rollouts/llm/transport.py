@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -38,27 +38,41 @@ class Transport:
 
         Connect errors and 429/502/503/504 are tried again; a request whose answer was read never is. Raises `ModelError`.
         """
-        headers = {"Content-Type": "application/json"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        payload = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        payload = None if body is None else _payload(body)
         try:
             async with asyncio.timeout(timeout) as deadline:
-                for attempt in range(1, MAX_ATTEMPTS + 1):
-                    try:
-                        return await self._once(method, url, payload, headers)
-                    except _TryAgain as failure:
-                        pause = max(failure.not_before, random.uniform(0, FIRST_BACKOFF * 2 ** (attempt - 1)))  # noqa: S311
-                        left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
-                        if attempt == MAX_ATTEMPTS or pause >= left:
-                            raise ModelError(_redact(str(failure), api_key), retryable=True, status=failure.status) from failure
-                        await asyncio.sleep(pause)
+                async with await self._accepted(method, url, payload, api_key, deadline) as response:
+                    raw = await _read(response, url)
         except TimeoutError as exc:
             raise ModelError(f"{url} did not answer within {timeout:g} s", retryable=True) from exc
         except ModelError as exc:
             exc.args = (_redact(str(exc), api_key),)
             raise
-        raise AssertionError("the loop above returns or raises")
+        return _json_object(raw, url)
+
+    async def stream(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        each: Callable[[dict[str, Any]], Awaitable[None]],
+        *,
+        api_key: str = "",
+        timeout: float,
+    ) -> None:
+        """Post, and give the JSON object of every server-sent event of the answer to `each` as it comes, until `[DONE]`.
+
+        As `request` until the answer begins; what breaks off afterwards is not tried again. `timeout` spans `each` too.
+        """
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                async with await self._accepted("POST", url, _payload(body), api_key, deadline) as response:
+                    async for event in _events(response, url):
+                        await each(event)
+        except TimeoutError as exc:
+            raise ModelError(f"{url} did not finish its answer within {timeout:g} s", retryable=True) from exc
+        except ModelError as exc:
+            exc.args = (_redact(str(exc), api_key),)
+            raise
 
     async def close(self) -> None:
         """Close the session and its connections. Idempotent."""
@@ -66,7 +80,25 @@ class Transport:
             await self._session.close()
             self._session = None
 
-    async def _once(self, method: str, url: str, payload: bytes | None, headers: Mapping[str, str]) -> dict[str, Any]:
+    async def _accepted(
+        self, method: str, url: str, payload: bytes | None, api_key: str, deadline: asyncio.Timeout
+    ) -> aiohttp.ClientResponse:
+        """A response of status 200, whose body has not been read."""
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return await self._once(method, url, payload, headers)
+            except _TryAgain as failure:
+                pause = max(failure.not_before, random.uniform(0, FIRST_BACKOFF * 2 ** (attempt - 1)))  # noqa: S311
+                left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
+                if attempt == MAX_ATTEMPTS or pause >= left:
+                    raise ModelError(str(failure), retryable=True, status=failure.status) from failure
+                await asyncio.sleep(pause)
+        raise AssertionError("the loop above returns or raises")
+
+    async def _once(self, method: str, url: str, payload: bytes | None, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
             response = await self._open().request(method, url, data=payload, headers=headers, allow_redirects=False)
         except aiohttp.InvalidURL as exc:
@@ -75,22 +107,13 @@ class Transport:
             raise _TryAgain(f"{url} is unreachable: {exc or type(exc).__name__}") from exc
         except aiohttp.ClientError as exc:
             raise ModelError(f"{url} does not speak HTTP: {exc}", retryable=True) from exc
+        if response.status == 200:
+            return response
         async with response:
-            try:
-                raw = await response.read()
-            except aiohttp.ClientError as exc:
-                raise ModelError(f"{url} broke off its answer: {exc}", retryable=True, status=response.status) from exc
-            if response.status in TRANSIENT_STATUSES:
-                raise _TryAgain(_refusal(url, response.status, raw), response.status, _retry_after(response))
-            if response.status != 200:
-                raise ModelError(_refusal(url, response.status, raw), retryable=response.status >= 500, status=response.status)
-        try:
-            answer = json.loads(raw)
-        except ValueError as exc:
-            raise ModelError(f"{url} answered with something that is not JSON", retryable=True, status=200) from exc
-        if not isinstance(answer, dict):
-            raise ModelError(f"{url} answered with JSON that is not an object", retryable=True, status=200)
-        return answer
+            raw = await _read(response, url)
+        if response.status in TRANSIENT_STATUSES:
+            raise _TryAgain(_refusal(url, response.status, raw), response.status, _retry_after(response))
+        raise ModelError(_refusal(url, response.status, raw), retryable=response.status >= 500, status=response.status)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -108,6 +131,45 @@ class _TryAgain(Exception):
         super().__init__(message)
         self.status = status
         self.not_before = not_before
+
+
+def _payload(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
+    try:
+        return await response.read()
+    except aiohttp.ClientError as exc:
+        raise ModelError(f"{url} broke off its answer: {exc}", retryable=True, status=response.status) from exc
+
+
+async def _events(response: aiohttp.ClientResponse, url: str) -> AsyncIterator[dict[str, Any]]:
+    """The data of each event. Raises `ModelError` when the stream ends before its end, or carries an error."""
+    try:
+        async for line in response.content:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            event = _json_object(data, url)
+            if "error" in event:
+                raise ModelError(_refusal(url, response.status, data), retryable=True, status=response.status)
+            yield event
+    except (aiohttp.ClientError, ValueError) as exc:  # ValueError: a line beyond aiohttp's limit
+        raise ModelError(f"{url} broke off its answer: {exc}", retryable=True, status=response.status) from exc
+    raise ModelError(f"{url} ended its answer before the end", retryable=True, status=response.status)
+
+
+def _json_object(raw: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError as exc:
+        raise ModelError(f"{url} answered with something that is not JSON", retryable=True, status=200) from exc
+    if not isinstance(answer, dict):
+        raise ModelError(f"{url} answered with JSON that is not an object", retryable=True, status=200)
+    return answer
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:

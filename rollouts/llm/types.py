@@ -57,6 +57,17 @@ class VersionSpan(NamedTuple):
     tokens: int
 
 
+class Piece(NamedTuple):
+    """What was sampled since the last piece, of a reply that is sent as it is sampled.
+
+    `text` may lag behind `token_ids`: a character is sent once all of its bytes are there.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None  # as in `Completion`, of this piece alone
+
+
 @dataclass(frozen=True)
 class ServerAddress:
     """Where a rollout's model calls go and what they are stamped with.

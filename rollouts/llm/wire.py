@@ -1,0 +1,160 @@
+"""The two requests by which vLLM samples a reply to ids: what is sent, and how whole and streamed answers are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rollouts.llm.answers import parse_completion
+from rollouts.llm.capabilities import Feature
+from rollouts.llm.errors import ModelError
+from rollouts.llm.types import Completion, Piece, Sampling, ServerAddress, VersionSpan
+
+# What vLLM's generate endpoint writes where it has no finite logprob.
+_NO_LOGPROB = -9999.0
+
+
+class Wire(Protocol):
+    """One endpoint."""
+
+    path: str
+
+    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        """The request."""
+        ...
+
+    def completion(self, answer: dict[str, Any], latency: float) -> Completion:
+        """The reply of an answer. Raises `ModelError` when it is malformed or a logprob is not finite."""
+        ...
+
+
+def wire_of(server: ServerAddress) -> Wire:
+    """The endpoint that tells most about the reply."""
+    return GENERATE if Feature.GENERATE in server.features else COMPLETIONS
+
+
+class _Completions:
+    """`/v1/completions`."""
+
+    path = "/v1/completions"
+
+    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        body = {"model": server.model, "prompt": list(prompt_ids), "return_token_ids": True}
+        return body | _sampling_body(sampling, max_tokens)
+
+    def completion(self, answer: dict[str, Any], latency: float) -> Completion:
+        return parse_completion(answer, latency)
+
+
+class _Generate:
+    """`/inference/v1/generate`, which also says which weights sampled which ids."""
+
+    path = "/inference/v1/generate"
+
+    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        return {
+            "model": server.model,
+            "token_ids": list(prompt_ids),
+            "output_mode": "text",
+            "sampling_params": _sampling_body(sampling, max_tokens),
+        }
+
+    def completion(self, answer: dict[str, Any], latency: float) -> Completion:
+        choice = first_choice(answer)
+        logprobs = choice.get("logprobs")
+        entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+        values = [_logprob(entry) for entry in entries] if isinstance(entries, list) else None
+        same = {**choice, "logprobs": None if values is None else {"token_logprobs": values}}
+        completion = parse_completion({"choices": [same]}, latency)
+        return _with_spans(completion, choice.get("weight_versions"))
+
+
+COMPLETIONS: Wire = _Completions()
+GENERATE: Wire = _Generate()
+
+
+def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
+    """Raises `ModelError` when there is none."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise ModelError("the completion answer has no choice", retryable=True)
+    found: dict[str, Any] = choices[0]
+    return found
+
+
+class Streamed:
+    """Puts the chunks of a streamed answer together again."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._pieces: list[Piece] = []
+        self._end: Completion | None = None
+
+    def add(self, chunk: dict[str, Any]) -> Piece | None:
+        """What a chunk brings; None for one without a choice (usage). Raises `ModelError` as `Wire.completion` does."""
+        if chunk.get("choices") == []:
+            return None
+        choice = first_choice(chunk)
+        ended = choice.get("finish_reason") is not None
+        part = self._wire.completion(chunk if ended else {"choices": [{**choice, "finish_reason": "stop"}]}, 0.0)
+        if ended:
+            self._end = part
+        # A chunk may carry no ids (the last one, or text that was held back), and then it leaves out no logprob either.
+        logprobs = part.logprobs if part.token_ids else []
+        self._pieces.append(Piece(part.text, part.token_ids, logprobs))
+        return self._pieces[-1]
+
+    def completion(self, latency: float) -> Completion:
+        """The whole reply; aborted, when no chunk has ended it."""
+        logprobs: list[float] | None = []
+        for piece in self._pieces:
+            logprobs = None if logprobs is None or piece.logprobs is None else logprobs + piece.logprobs
+        ids = [token for piece in self._pieces for token in piece.token_ids]
+        return Completion(
+            text="".join(piece.text for piece in self._pieces),
+            token_ids=ids,
+            logprobs=logprobs if ids else None,
+            finish_reason=self._end.finish_reason if self._end else "abort",
+            latency=latency,
+            spans=self._end.spans if self._end else (),
+        )
+
+
+def _sampling_body(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        # Said aloud, because a server otherwise takes them from the checkpoint's generation config and samples off-policy.
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": 0,
+        "skip_special_tokens": True,
+    }
+    if sampling.stop:
+        # The ids of a stop string are returned in any case; the text must agree with them.
+        body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    return body
+
+
+def _logprob(entry: Any) -> float | None:
+    value = entry.get("logprob") if isinstance(entry, dict) else None
+    return None if value is None or (math.isfinite(value) and value <= _NO_LOGPROB) else float(value)
+
+
+def _with_spans(completion: Completion, versions: Any) -> Completion:
+    """With the server's word on its weights, where that is numbers as this platform gives them out."""
+    spans = []
+    for version in versions if isinstance(versions, list) else ():
+        label, start, end = (version.get(key) for key in ("version", "start", "end"))
+        if not (isinstance(label, str) and label.isdecimal() and isinstance(start, int) and isinstance(end, int)):
+            return completion
+        spans.append(VersionSpan(int(label), end - start))
+    if sum(span.tokens for span in spans) != len(completion.token_ids):
+        return completion
+    return replace(completion, spans=tuple(spans))
