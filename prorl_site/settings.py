@@ -182,6 +182,8 @@ READY_BUFFER = env.integer("PRORL_READY_BUFFER", 16, minimum=1)  # prewarmed rol
 NODE_GONE_SECONDS = env.number("PRORL_NODE_GONE_SECONDS", 86_400, minimum=60)  # a silent node's sandboxes are given up
 DRAIN_SECONDS = env.number("PRORL_DRAIN_SECONDS", 60, minimum=0)  # what a draining worker or node may still finish in
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
+SLOW_START_SECONDS = env.number("PRORL_SLOW_START_SECONDS", 30, minimum=0)  # a new or recovered LLM server is filled slowly
+SERVER_WAIT_SECONDS = env.number("PRORL_SERVER_WAIT_SECONDS", 60, minimum=0)  # a turn waits for a dead LLM server to come back
 
 # --- Webhooks ----------------------------------------------------------------------------------------------------------------
 WEBHOOK_ALLOW_PRIVATE = env.boolean("PRORL_WEBHOOK_ALLOW_PRIVATE", True)  # trainers of a cluster have private addresses

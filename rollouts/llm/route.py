@@ -40,6 +40,13 @@ class CallCut(ModelError):
         super().__init__("a weight update cut the call", retryable=True)
 
 
+class NoServer(ModelError):
+    """No server of the policy can be used, and waiting for one has taken long enough: sampling again would only wait again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
 class FixedRoute:
     """Whatever `server` is."""
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Count, F, TextField
-from django.db.models.functions import Cast
+from django.db.models import F, TextField
+from django.db.models.functions import Cast, Coalesce
 
-from rollouts.lifecycle import STAGES, EventKind, Stage, State
+from rollouts.lifecycle import STAGES, EventKind, Stage
 from rollouts.llm.types import ServerAddress
-from rollouts.models import LLMServer, Rollout
+from rollouts.models import Rollout
 from rollouts.run_settings import RunSettings
 
+from .assign import address_of, choose_servers
 from .transition import Guard, Move, move_each
 
 
@@ -43,6 +43,8 @@ class Claim:
     termination_cause: str
     held_seconds: float  # workers have held this attempt before, in earlier stages and tries
     server: ServerAddress | None
+    policy_id: UUID
+    required_version: int | None  # the only policy version it may be sampled from, of its own or its group's
 
     @property
     def guard(self) -> Guard:
@@ -77,12 +79,12 @@ def claim_rollouts(*, stage: Stage, rollout_ids: Sequence[UUID], owner: UUID, no
     data = {"node": node, "worker": str(owner)}
     if stage is Stage.RUN:
         with transaction.atomic():
-            servers = _choose_servers(rollout_ids)
+            servers = choose_servers(rollout_ids)
             moves = [Move(id_, values={"llm_server_id": server}, data=data) for id_, server in servers.items()]
             taken = _take(stage, moves, owner, node)
     else:
         taken = _take(stage, [Move(id_, data=data) for id_ in rollout_ids], owner, node)
-    return _load(taken, owner, stage, node)
+    return load_claims(taken, owner, stage, node)
 
 
 def _take(stage: Stage, moves: Sequence[Move], owner: UUID, node: str) -> list[UUID]:
@@ -99,7 +101,7 @@ def _take(stage: Stage, moves: Sequence[Move], owner: UUID, node: str) -> list[U
     return [m.id for m in moved]
 
 
-def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Claim]:
+def load_claims(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Claim]:
     """What the stage needs to know. Under the claim nobody else changes these rows."""
     rollouts = (
         Rollout.objects.filter(id__in=ids)
@@ -113,6 +115,8 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
         )
         .annotate(
             run_settings=Cast("run__settings", TextField()),
+            policy_id=F("run__policy_id"),
+            version=Coalesce("required_version", "group__policy_version"),
             held_seconds=F("init_seconds") + F("run_seconds") + F("eval_seconds"),
         )
     )
@@ -134,7 +138,9 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
             artefacts_blob=rollout.artefacts_blob_id,
             termination_cause=rollout.termination_cause,
             held_seconds=rollout.held_seconds,
-            server=_address(rollout.llm_server) if rollout.llm_server else None,
+            server=address_of(rollout.llm_server) if rollout.llm_server else None,
+            policy_id=rollout.policy_id,
+            required_version=rollout.version,
         )
         for rollout in rollouts
     ]
@@ -144,50 +150,3 @@ def _load(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> list[Cla
 def _parsed(run_settings: str) -> RunSettings:
     """Thousands of rollouts of a run share their settings, and checking them again is dear."""
     return RunSettings.model_validate(json.loads(run_settings))
-
-
-def _choose_servers(rollout_ids: Sequence[UUID]) -> dict[UUID, UUID]:
-    """For each rollout the live server of its policy with the most free room, one that serves its group already before others.
-
-    The servers' rows are locked until the claim is stored, so that two claims do not both take a server's last room. Group
-    members share their prompt, so the server that has it in its prefix cache is preferred while it has room. A rollout
-    that no server has room for is left out.
-    """
-    waiting = list(Rollout.objects.filter(id__in=rollout_ids).values_list("id", "group_id", "run__policy_id"))
-    live = LLMServer.objects.filter(
-        policy_id__in={policy for *_, policy in waiting}, admission=LLMServer.Admission.OPEN, health=LLMServer.Health.LIVE
-    )
-    servers = list(live.select_for_update(no_key=True).values("id", "policy_id", "capacity").order_by("id"))
-    on_servers = Rollout.objects.filter(llm_server_id__in=[s["id"] for s in servers], state=State.RUNNING.value)
-    busy = Counter(dict(on_servers.order_by().values_list("llm_server_id").annotate(Count("id"))))
-    in_group = Counter(
-        Rollout.objects.filter(group_id__in={group for _, group, _ in waiting}, state=State.RUNNING.value).values_list(
-            "group_id", "llm_server_id"
-        )
-    )
-    chosen = {}
-    for rollout_id, group, policy in waiting:
-        free = [s for s in servers if s["policy_id"] == policy and busy[s["id"]] < s["capacity"]]
-        if not free:
-            continue
-        best = min(free, key=lambda s: (-in_group[group, s["id"]], busy[s["id"]] / s["capacity"]))
-        busy[best["id"]] += 1
-        in_group[group, best["id"]] += 1
-        chosen[rollout_id] = best["id"]
-    return chosen
-
-
-def _address(server: LLMServer) -> ServerAddress:
-    return ServerAddress(
-        url=server.url,
-        model=server.model,
-        policy=server.policy.name,
-        policy_version=server.policy_version,
-        max_model_len=server.max_model_len,
-        server_id=str(server.id),
-        api_key=server.api_key,
-        engine=server.engine,
-        features=frozenset(server.capabilities.get("features", ())),
-        tokenizer=server.tokenizer,
-        tool_format=server.tool_format,
-    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from uuid import UUID
 
 import aiohttp
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from rollouts.llm.client import ModelClient
@@ -90,6 +92,14 @@ def set_server_state(*, server: LLMServer, state: str) -> None:
 def remove_server(*, server: LLMServer) -> None:
     """Forget a server. Rollouts in their RUN keep the address they started with; stored model calls keep its id."""
     server.delete()
+
+
+def note_failed_calls(failures: Mapping[UUID, str]) -> None:
+    """Workers' calls have failed: server -> how. The servers get nothing new until a probe finds them well."""
+    for server_id, error in failures.items():
+        LLMServer.objects.filter(id=server_id, health=LLMServer.Health.LIVE).update(
+            health=LLMServer.Health.SUSPECT, health_since=timezone.now(), failures=F("failures") + 1, last_error=error[:300]
+        )
 
 
 def probe_servers() -> None:

@@ -38,6 +38,7 @@ from sandboxes.registry import get_backend
 
 from .ability import Ability
 from .database import Database
+from .fleet import FleetView
 from .janitor import Janitor
 from .rescoring import Rescorer
 from .sandboxes import Sandboxes
@@ -134,7 +135,8 @@ class WorkerProcess:
         backend: Backend = get_backend(settings.SANDBOX_BACKEND, settings.SANDBOX_DIR, settings.SANDBOX_OPTIONS)
         writes = Writes(self._database)
         sandboxes = Sandboxes(database=self._database, backend=backend, node=self.node)
-        self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), sandboxes=sandboxes)
+        fleet = FleetView(self._database, owner=lambda: self._id)
+        self._tools = Tools(database=self._database, writes=writes, models=ModelClient(), sandboxes=sandboxes, fleet=fleet)
         await self._register()
         self._background.append(self._loop.create_task(self._keep_lease()))
         if self.stage is Stage.INIT:
@@ -145,6 +147,8 @@ class WorkerProcess:
             self._background.append(self._loop.create_task(janitor.run()))
             warm = sandboxes.keep_warm(lambda: None if self._refuses else self._id)
             self._background.append(self._loop.create_task(warm))
+        if self.stage is Stage.RUN:
+            self._background.append(self._loop.create_task(fleet.run()))
         if self.stage is Stage.EVAL:
             slots = max(1, self.concurrency // _RESCORING_SHARE)
             rescorer = Rescorer(self._tools, slots=slots, owner=lambda: None if self._refuses else self._id)

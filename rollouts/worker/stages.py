@@ -28,7 +28,6 @@ from rollouts.environments.errors import BrokenEnvironment
 from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
-from rollouts.llm.route import FixedRoute
 from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
@@ -38,6 +37,7 @@ from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.services import sandbox_name
 
 from .database import Database
+from .fleet import FleetView
 from .large_values import whole_artefacts, without_large_artefacts, without_large_outputs
 from .sandboxes import Sandboxes
 from .writes import Writes
@@ -51,6 +51,7 @@ class Tools:
     writes: Writes
     models: ModelClient
     sandboxes: Sandboxes
+    fleet: FleetView
 
 
 def environment_of(claim: Claim | RescoringClaim) -> tuple[Environment, EnvironmentConfig, TaskPayload]:
@@ -91,14 +92,13 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
 
 async def _run(tools: Tools, claim: Claim) -> None:
     environment, config, task = environment_of(claim)
-    assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
     spec = spec_of(environment, config, task) if claim.sandbox_name else None
     needed = False
     try:
         async with tools.sandboxes.session(claim.sandbox_name, spec) as session:
             conversation = Conversation(
                 tools.models,
-                FixedRoute(claim.server),
+                tools.fleet.route(claim),
                 claim.settings.sampling.to_sampling(),
                 call_timeout=claim.settings.timeouts.model_call,
             )

@@ -22,6 +22,7 @@ from rollouts.models import Environment
 from rollouts.services.finish import hand_back
 from rollouts.services.transition import Guard
 from rollouts.worker.database import Database
+from rollouts.worker.fleet import FleetView
 from rollouts.worker.janitor import Janitor
 from rollouts.worker.sandboxes import Sandboxes
 from rollouts.worker.stages import CARRY_OUT, Tools
@@ -172,7 +173,14 @@ def in_sandbox(domain: Domain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 async def carry_out_init(domain: Domain, worker: Worker, interruption: Interruption) -> None:
     """For a fresh rollout, which goes back to the queue afterwards, as by its worker process or by the rescuer."""
     claimed = await worker.database.call(lambda: domain.claim(domain.submit()[0], Stage.INIT))
-    tools = Tools(database=worker.database, writes=Writes(worker.database), models=ModelClient(), sandboxes=worker.sandboxes)
+    fleet = FleetView(worker.database, owner=lambda: None)
+    tools = Tools(
+        database=worker.database,
+        writes=Writes(worker.database),
+        models=ModelClient(),
+        sandboxes=worker.sandboxes,
+        fleet=fleet,
+    )
     try:
         await interruption.run(CARRY_OUT[Stage.INIT](tools, claimed))
     finally:

@@ -1,0 +1,298 @@
+"""What one process knows of the LLM servers it calls, and the way of each of its rollouts among them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import weakref
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.db import InterfaceError, OperationalError
+
+from rollouts.llm.errors import ModelError
+from rollouts.llm.route import CallCut, NoServer
+from rollouts.llm.types import ServerAddress
+from rollouts.models import LLMServer
+from rollouts.services.assign import SLACK, SeenServer, move_rollout, see_servers
+from rollouts.services.holds import note_quiet
+from rollouts.services.servers import note_failed_calls
+
+from .database import Database
+
+logger = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 1.0
+_SHORTEST_LOOK_SECONDS = 0.1  # however much fails
+# A rollout asks so rarely whether it should go to a server that is less busy; varied, so that not all of them ask at once.
+_BALANCE_SECONDS = (5.0, 15.0)
+
+_WELL = (LLMServer.Health.LIVE, LLMServer.Health.RECOVERING)
+_CALLED = (LLMServer.Admission.OPEN, LLMServer.Admission.DRAINING)
+
+
+class Seat(Protocol):
+    """A rollout that runs in the hands of this process: a `Claim` of RUN, or what a gateway knows of a session.
+
+    `server` is the one it was given when it was taken; `required_version` the only policy version it may be sampled from.
+    """
+
+    @property
+    def rollout_id(self) -> UUID: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def owner(self) -> UUID: ...
+    @property
+    def policy_id(self) -> UUID: ...
+    @property
+    def server(self) -> ServerAddress | None: ...
+    @property
+    def required_version(self) -> int | None: ...
+
+
+class FleetView:
+    """One per process. Looks once a second at the servers of the policies in hand, in one statement, and not at all when idle.
+
+    `owner` gives the id of this worker process, under which it says where it is quiet. `run` has to run beside the work.
+    """
+
+    def __init__(self, database: Database, owner: Callable[[], UUID | None]) -> None:
+        self._database = database
+        self._owner = owner
+        self._routes: weakref.WeakSet[FleetRoute] = weakref.WeakSet()
+        self._servers: dict[UUID, SeenServer] = {}
+        self._calls: defaultdict[UUID, set[asyncio.Timeout]] = defaultdict(set)
+        self._failures: dict[UUID, str] = {}
+        self._said_quiet = False
+        self._wake = asyncio.Event()
+        self._looked = asyncio.Event()
+        self.round = 0  # how often it has looked
+
+    def route(self, seat: Seat) -> FleetRoute:
+        """The way of one rollout. It is known here for as long as somebody keeps it."""
+        assert seat.server is not None  # noqa: S101 - what runs has one
+        route = FleetRoute(self, seat, seat.server)
+        if not any(server.policy_id == seat.policy_id for server in self._servers.values()):
+            self._wake.set()
+        self._routes.add(route)
+        well = (LLMServer.Admission.OPEN, LLMServer.Health.LIVE, LLMServer.Hold.NONE)
+        self._note(SeenServer(route.server_id, seat.policy_id, seat.server, *well, room=None, running=0))
+        return route
+
+    async def run(self) -> None:
+        """Look, until cancelled."""
+        while True:
+            if not self._routes:
+                self._servers.clear()
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                await self._look()
+            except (OperationalError, InterfaceError) as error:
+                logger.warning("LLM servers not looked at; trying again", error=str(error))
+            except Exception:
+                logger.exception("LLM servers not looked at; trying again")
+            await asyncio.sleep(_SHORTEST_LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS - _SHORTEST_LOOK_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    def seen(self, server_id: UUID) -> SeenServer | None:
+        """The server as it was last seen; None when it is gone."""
+        return self._servers.get(server_id)
+
+    def others(self, policy_id: UUID, than: UUID) -> list[SeenServer]:
+        """Other servers of a policy that are given work."""
+        return [s for s in self._servers.values() if s.policy_id == policy_id and s.id != than and s.room is not None]
+
+    def in_flight(self, server_id: UUID) -> int:
+        """Calls of this process."""
+        return len(self._calls[server_id])
+
+    @contextlib.asynccontextmanager
+    async def calling(self, server: SeenServer) -> AsyncIterator[None]:
+        """A call in flight. Raises `CallCut` when a hold cuts it."""
+        cut = asyncio.timeout(None)
+        calls = self._calls[server.id]
+        try:
+            async with cut:
+                calls.add(cut)
+                try:
+                    yield
+                finally:
+                    calls.discard(cut)
+                    if not calls and self._is_held(server.id):
+                        self._wake.set()  # whoever changes its weights waits for this
+        except TimeoutError as error:
+            if cut.expired():
+                raise CallCut from error
+            raise
+
+    def report(self, server: SeenServer, error: ModelError) -> None:
+        """A call failed there. Not held against a server whose weights are being changed."""
+        if not self._is_held(server.id):
+            self._failures[server.id] = str(error)
+            self._wake.set()
+
+    async def move(self, route: FleetRoute, avoid: set[UUID]) -> UUID | None:
+        """Ask for another server; None when there is none, or the database does not answer."""
+        seat = route.seat
+        try:
+            chosen = await self._database.call(
+                move_rollout, rollout_id=seat.rollout_id, attempt=seat.attempt, owner=seat.owner, avoid=avoid
+            )
+            if chosen is not None and chosen != route.server_id:
+                for server in await self._database.call(see_servers, [seat.policy_id]):
+                    self._note(server)
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("no other LLM server chosen", error=str(error))
+            return None
+        return chosen
+
+    async def next_look(self) -> None:
+        """Wait until the servers were looked at again."""
+        await self._looked.wait()
+
+    def _note(self, server: SeenServer) -> None:
+        """What a claim or a move has read, unless the last look is as new: it knows of holds, under which no call may begin."""
+        known = self._servers.get(server.id)
+        if known is None or known.address.policy_version < server.address.policy_version:
+            self._servers[server.id] = server
+
+    def _is_held(self, server_id: UUID) -> bool:
+        return server_id in self._servers and bool(self._servers[server_id].hold)
+
+    async def _look(self) -> None:
+        failures, self._failures = self._failures, {}
+        if failures:
+            await self._database.call(note_failed_calls, failures)
+        seen = await self._database.call(see_servers, {route.seat.policy_id for route in self._routes})
+        self._servers = {server.id: server for server in seen}
+        self.round += 1
+        held = [server for server in seen if server.hold]
+        for server in held:
+            if server.hold == LLMServer.Hold.CUT:
+                for cut in self._calls[server.id]:
+                    cut.reschedule(asyncio.get_running_loop().time())
+        # Before anything that waits, calls may begin on what is not held any more; what is held stays so until the next look.
+        quiet = {server.id for server in held if not self._calls[server.id]}
+        if (held or self._said_quiet) and (owner := self._owner()) is not None:
+            await self._database.call(note_quiet, worker_id=owner, servers=quiet)
+            self._said_quiet = bool(quiet)
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+
+class FleetRoute:
+    """Implements `rollouts.llm.route.Route`. Stays on its server until that cannot be used, or is far busier than another."""
+
+    def __init__(self, view: FleetView, seat: Seat, address: ServerAddress) -> None:
+        self.seat = seat
+        self.server_id = UUID(address.server_id)
+        self._view = view
+        self._address = address
+        self._failed: dict[UUID, int] = {}  # where a call of this rollout failed, and in which round of the view
+        self._balance_at = self._later()
+
+    @property
+    def server(self) -> ServerAddress:
+        if seen := self._view.seen(self.server_id):
+            self._address = seen.address
+        return self._address
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[ServerAddress]:
+        server = await self._usable()
+        try:
+            async with self._view.calling(server):
+                yield server.address
+        except CallCut:
+            raise
+        except ModelError as error:
+            if error.retryable:
+                self._failed[server.id] = self._view.round
+                self._view.report(server, error)
+            raise
+        self._failed.pop(server.id, None)
+
+    async def _usable(self) -> SeenServer:
+        """The server for the next call. Waits for a pause or an update however long it takes: the rollout's deadline counts.
+
+        For one that is dead or gone, with no other to go to, it waits `SERVER_WAIT_SECONDS`. Raises `NoServer`.
+        """
+        loop = asyncio.get_running_loop()
+        patience: float | None = None
+        while True:
+            self._forgive()
+            mine = self._view.seen(self.server_id)
+            problem = self._problem(mine)
+            if mine is not None and not problem:
+                if not self._should_balance(mine):
+                    return mine
+                await self._move(set())
+                continue  # a hold may have come meanwhile
+            held = mine is not None and bool(mine.hold)
+            if not held and self._view.others(self.seat.policy_id, self.server_id) and await self._move({self.server_id}):
+                continue
+            if held or (mine is not None and mine.admission not in _CALLED):
+                patience = None
+                await self._view.next_look()
+                continue
+            patience = patience or loop.time() + settings.SERVER_WAIT_SECONDS
+            try:
+                async with asyncio.timeout_at(patience):
+                    await self._view.next_look()
+            except TimeoutError:
+                waited = f"no other took its place within {settings.SERVER_WAIT_SECONDS:g} s"
+                raise NoServer(f"{self.server.url} {problem}, and {waited}") from None
+
+    def _problem(self, server: SeenServer | None) -> str:
+        """Why no call can be made there now; empty when one can."""
+        if server is None:
+            return "was removed"
+        if server.hold:
+            return "loads new weights"
+        if server.admission not in _CALLED:
+            return f"is {server.admission}"
+        if server.health == LLMServer.Health.DEAD:
+            return "is dead"
+        version = self.seat.required_version
+        if version is not None and version != server.address.policy_version:
+            return f"serves version {server.address.policy_version} and not {version}"
+        if server.id in self._failed:
+            return "failed a call"
+        return ""
+
+    def _forgive(self) -> None:
+        """The look that followed the report tells whether it was one call or the server."""
+        for server_id, failed in list(self._failed.items()):
+            seen = self._view.seen(server_id)
+            if self._view.round > failed + 1 and (seen is None or seen.health in _WELL):
+                del self._failed[server_id]
+
+    def _should_balance(self, mine: SeenServer) -> bool:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._balance_at or mine.room is None:
+            return False
+        self._balance_at = self._later()
+        others = self._view.others(self.seat.policy_id, self.server_id)
+        return any((mine.running - 1) / mine.room - other.used > SLACK for other in others)
+
+    async def _move(self, avoid: set[UUID]) -> bool:
+        chosen = await self._view.move(self, avoid | set(self._failed))
+        if chosen is None or chosen == self.server_id:
+            return False
+        logger.info("rollout goes on at another LLM server", server=str(chosen), before=str(self.server_id))
+        self.server_id = chosen
+        return True
+
+    @staticmethod
+    def _later() -> float:
+        return asyncio.get_running_loop().time() + random.uniform(*_BALANCE_SECONDS)  # noqa: S311 - no secret
