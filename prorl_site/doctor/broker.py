@@ -102,7 +102,9 @@ def _queue(broker: Connection, name: str) -> Finding:
 
 
 def _expected() -> set[str]:
-    live = WorkerProcess.objects.filter(stopped_at=None, lost_at=None, lease_expires_at__gt=timezone.now())
+    live = WorkerProcess.objects.filter(
+        stopped_at=None, lost_at=None, lease_expires_at__gt=timezone.now(), stage__in=list(Stage)
+    )
     return {queue_name(Stage(stage), node) for stage, node in live.order_by().values_list("stage", "node").distinct()}
 
 

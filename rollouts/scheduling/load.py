@@ -114,7 +114,7 @@ SELECT w.node, w.stage,
        n.max_init, n.max_run, n.max_eval, n.ready_buffer, n.drain_deadline IS NOT NULL, n.drain_deadline <= now(),
        n.sandbox_problem <> ''
 FROM rollouts_workerprocess w LEFT JOIN rollouts_node n ON n.name = w.node
-WHERE w.stopped_at IS NULL AND w.lost_at IS NULL AND w.lease_expires_at > now()
+WHERE w.stopped_at IS NULL AND w.lost_at IS NULL AND w.lease_expires_at > now() AND w.stage <> 'gateway'
 GROUP BY w.node, w.stage, n.name
 """
 
@@ -122,11 +122,13 @@ _SERVERS = (
     "SELECT policy_id, sum(capacity) FROM rollouts_llmserver WHERE admission = 'open' AND health = 'live' GROUP BY policy_id"
 )
 
+# Sessions take room of LLM servers, runs and projects, but of no node: their agents run elsewhere.
 # Of queued rollouts only those with a hint on its way: however many are queued, these are few and have an index.
 _IN_HAND = """
 SELECT mine.state, mine.node, mine.situation, run.id, run.project_id, run.policy_id, mine.n FROM (
     SELECT r.state, COALESCE(w.node, r.node) AS node, r.run_id,
-           CASE WHEN r.lease_owner_id IS NOT NULL THEN 'held' WHEN r.hinted_at IS NOT NULL THEN 'hinted'
+           CASE WHEN w.stage = 'gateway' THEN 'session' WHEN r.lease_owner_id IS NOT NULL THEN 'held'
+                WHEN r.hinted_at IS NOT NULL THEN 'hinted'
                 WHEN r.not_before IS NOT NULL THEN 'delayed' ELSE 'waiting' END AS situation, count(*) AS n
     FROM rollouts_rollout r LEFT JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
     WHERE r.state IN ('initializing', 'ready', 'running', 'evaluating')

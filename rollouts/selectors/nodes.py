@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django.db.models import Count, QuerySet
 from django.utils import timezone
 
-from rollouts.lifecycle import Stage
+from rollouts.lifecycle import GATEWAY, Stage
 from rollouts.models import Draining, Node, WorkerProcess
 from rollouts.scheduling.load import NodeLoad, StageLoad, read_load
 from sandboxes.models import Sandbox
@@ -74,12 +74,12 @@ def node_rows() -> list[NodeRow]:
     leftovers = defaultdict(list)
     for sandbox in leftover_sandboxes():
         leftovers[sandbox.node].append(sandbox)
-    order = list(Stage)
+    order = [*Stage, GATEWAY]
     return [
         NodeRow(
             node,
             load.node(node.name),
-            sorted(processes[node.name], key=lambda process: order.index(Stage(process.stage))),
+            sorted(processes[node.name], key=lambda process: order.index(process.stage)),
             leftovers[node.name],
         )
         for node in Node.objects.order_by("name")

@@ -13,8 +13,8 @@ from typing import TypeVar
 from django.db import connection, transaction
 from pydantic import ValidationError
 
-from rollouts.lifecycle import Limit
-from rollouts.models import Project, Run
+from rollouts.lifecycle import ACTIVE, Limit
+from rollouts.models import Project, Rollout, Run
 from rollouts.run_settings import LimitSettings
 
 from .errors import BudgetExhausted, Conflict, FieldError, LimitReached, Refused, TooManyQueued
@@ -41,6 +41,20 @@ def admit(*, run: Run, n: int) -> None:
     project = _counted(Project, run.project_id, n)
     _check(project, n)
     _check(_counted(Run, run.pk, n), n)
+
+
+def admit_in_flight(*, run: Run) -> None:
+    """Refuse when what has begun goes beyond `max_in_flight`. For what begins without the dispatcher, after `admit`."""
+    owners: list[Project | Run] = [Project.objects.get(pk=run.project_id), Run.objects.get(pk=run.pk)]
+    for owner in owners:
+        mine = Rollout.objects.filter(run=owner) if isinstance(owner, Run) else Rollout.objects.filter(project=owner)
+        begun = mine.filter(state__in=[state.value for state in ACTIVE]).count()
+        if owner.max_in_flight is not None and begun > owner.max_in_flight:
+            raise TooManyQueued(
+                f"{_name(owner)} has {begun - 1} rollouts in flight and max_in_flight = {owner.max_in_flight}. Repeat later.",
+                _reached(owner, Limit.MAX_IN_FLIGHT, 1, begun - 1),
+                _seconds_until_room(owner, 1),
+            )
 
 
 def refuse_early(*, run: Run, n: int) -> None:

@@ -39,7 +39,7 @@ def issue_key(*, project: Project, name: str, scopes: Sequence[str], expires_at:
         project=project,
         name=name,
         public_id=public_id,
-        secret_sha256=_digest(token),
+        secret_sha256=digest(token),
         scopes=sorted(scopes),
         expires_at=expires_at,
     )
@@ -58,7 +58,7 @@ def authenticate(secret: str) -> ApiKey | None:
         .filter(Q(expires_at=None) | Q(expires_at__gt=now), public_id=public_id, revoked_at=None)
         .first()
     )
-    if key is None or not hmac.compare_digest(key.secret_sha256, _digest(token)):
+    if key is None or not hmac.compare_digest(key.secret_sha256, digest(token)):
         return None
     if key.last_used_at is None or now - key.last_used_at > _LAST_USED_RESOLUTION:
         ApiKey.objects.filter(id=key.id).update(last_used_at=now)
@@ -70,5 +70,6 @@ def revoke_key(*, key: ApiKey) -> None:
     ApiKey.objects.filter(id=key.id, revoked_at=None).update(revoked_at=timezone.now())
 
 
-def _digest(token: str) -> str:
+def digest(token: str) -> str:
+    """What is stored of a secret of 32 random bytes."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -34,13 +34,13 @@ class Heartbeat(NamedTuple):
     draining: Draining = Draining.NO
 
 
-def register_worker(*, node: str, stage: Stage, pid: int, concurrency: int) -> UUID:
-    """A worker process starts."""
+def register_worker(*, node: str, stage: str, pid: int, concurrency: int) -> UUID:
+    """A worker process of a stage starts, or one of the gateway (`GATEWAY`)."""
     with transaction.atomic():
         register_node(node)
         expires = Now() + timedelta(seconds=settings.LEASE_SECONDS)
         return WorkerProcess.objects.create(
-            node=node, stage=stage.value, pid=pid, concurrency=concurrency, lease_expires_at=expires
+            node=node, stage=str(stage), pid=pid, concurrency=concurrency, lease_expires_at=expires
         ).id
 
 

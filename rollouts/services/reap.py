@@ -13,24 +13,28 @@ from django.db.models.functions import Now
 
 from rollouts import metrics
 from rollouts.engine.errors import stuck
-from rollouts.lifecycle import PHASES, STAGES, WAITING, EventKind, Stage, State
+from rollouts.lifecycle import GATEWAY, PHASES, STAGES, WAITING, EventKind, Stage, State
 from rollouts.models import Node, Rollout, WorkerProcess
 from rollouts.run_settings import RunSettings
 
 from . import metering
 from .finish import finish_cancelled, give_up_attempt, give_up_lost, hand_back
+from .session_holding import end_if_silent, silent_sessions
 from .transition import Guard
 
 logger = logging.getLogger(__name__)
 
 
 def reap() -> int:
-    """One pass; how many rollouts were taken back. Safe to run at any time and more than once."""
+    """One pass; how many rollouts were taken back or ended. Safe to run at any time and more than once."""
+    taken = 0
     if _is_a_fair_judge():
         _declare_lost()
+        taken = _count(end_if_silent, silent_sessions())
     _end_cancelled()
     _note_stuck()
-    return _take_back_from_lost_workers() + _take_back_stuck() + _take_back_from_draining_nodes() + _take_back_from_lost_nodes()
+    taken += _take_back_from_lost_workers() + _take_back_stuck()
+    return taken + _take_back_from_draining_nodes() + _take_back_from_lost_nodes()
 
 
 _JUDGE = """
@@ -72,8 +76,9 @@ def _end_cancelled() -> None:
 
 
 def _take_back_from_lost_workers() -> int:
-    """Also from workers that stopped with something still in hand."""
-    gone = Rollout.objects.filter(lease_owner__isnull=False).exclude(lease_owner__lost_at=None, lease_owner__stopped_at=None)
+    """Also from workers that stopped with something still in hand. Sessions wait for another gateway process."""
+    held = Rollout.objects.filter(lease_owner__isnull=False).exclude(lease_owner__stage=GATEWAY)
+    gone = held.exclude(lease_owner__lost_at=None, lease_owner__stopped_at=None)
     return _count(_take_back_lost, gone.select_related("lease_owner", "run").defer("artefacts"))
 
 
@@ -137,8 +142,8 @@ def _hand_back_ready(rollout: Rollout, reason: str) -> bool:
 # before its own time begins.
 _NOTE_STUCK = """
 WITH stuck AS (
-    UPDATE rollouts_rollout r SET stuck_at = now() FROM rollouts_run run
-    WHERE run.id = r.run_id AND r.lease_owner_id IS NOT NULL AND r.cancel_requested_at IS NULL
+    UPDATE rollouts_rollout r SET stuck_at = now() FROM rollouts_run run, rollouts_workerprocess holder
+    WHERE run.id = r.run_id AND holder.id = r.lease_owner_id AND holder.stage <> 'gateway' AND r.cancel_requested_at IS NULL
       AND (r.stuck_at IS NULL OR r.stuck_at < r.state_changed_at)
       AND r.state_changed_at < now() - make_interval(secs => %(margin)s)
       AND r.state_changed_at < now() - make_interval(secs => %(margin)s
