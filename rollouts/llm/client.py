@@ -10,6 +10,7 @@ from typing import Any
 from rollouts.llm.answers import token_list
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import as_sent
+from rollouts.llm.tokens import LocalTokenizers
 from rollouts.llm.transport import Transport
 from rollouts.llm.turns import Tools, TurnRenderer
 from rollouts.llm.types import Capabilities, ChatMessage, Completion, Piece, Sampling, ServerAddress
@@ -30,6 +31,7 @@ class ModelClient:
 
     def __init__(self) -> None:
         self._transport = Transport()
+        self._tokenizers = LocalTokenizers()
         self.turns = TurnRenderer(self.render)
 
     async def generate(
@@ -74,8 +76,14 @@ class ModelClient:
     ) -> list[int]:
         """The ids of these messages under the model's own chat template.
 
-        Raises `ModelError` of status 400 when the template refuses them, or when they hold what ids cannot carry (pictures).
+        Made in this process where `server.tokenizer` is given, else by the server. Raises `ModelError` of status 400 when the
+        template refuses them, or when they hold what ids cannot carry (pictures).
         """
+        if server.tokenizer:
+            tokenizer = await self._tokenizers.get(server.tokenizer)
+            return await tokenizer.render(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+            )
         body: dict[str, Any] = {
             "model": server.model,
             "messages": as_sent(messages),
@@ -90,6 +98,8 @@ class ModelClient:
 
     async def detokenize(self, server: ServerAddress, token_ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included; for people to read, never to encode again."""
+        if server.tokenizer:
+            return (await self._tokenizers.get(server.tokenizer)).decode(token_ids)
         answer = await self._post(server, "/detokenize", {"model": server.model, "tokens": list(token_ids)}, HELPER_TIMEOUT)
         text = answer.get("prompt")
         if not isinstance(text, str):
