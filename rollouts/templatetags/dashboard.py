@@ -11,11 +11,12 @@ from typing import Any
 from django import template
 from django.utils import timezone
 
-from rollouts.models import ModelCall, Reward, Rollout, RolloutEvent, Task
+from rollouts.models import ModelCall, PolicyVersion, Reward, Rollout, RolloutEvent, Task
 from rollouts.selectors.dashboard import Tally
 from rollouts.selectors.run_summary import Solved, StageSeconds
+from rollouts.selectors.server_rows import Figure
 from rollouts.selectors.timeline import Turn
-from rollouts.web import text
+from rollouts.web import text, versions
 from rollouts.web.calls import shown_call
 
 register = template.Library()
@@ -177,6 +178,61 @@ def total_seconds(rollout: Rollout) -> float:
 def tokens_per_second(call: ModelCall) -> float | None:
     """Sampled tokens of an annotated model call by its latency."""
     return call.sampled_tokens / call.latency if call.latency else None  # type: ignore[attr-defined]
+
+
+@register.filter
+def call_range(call: ModelCall) -> str:
+    """The versions that sampled a reply."""
+    return versions.call_range(call)
+
+
+@register.filter
+def call_change(call: ModelCall) -> str:
+    """How the weights changed during a reply."""
+    return versions.call_change(call)
+
+
+@register.filter
+def rollout_range(rollout: Rollout) -> str:
+    """The versions that sampled a rollout."""
+    return versions.rollout_range(rollout)
+
+
+@register.filter
+def behind(rollout: Rollout) -> int | None:
+    """The rollout's staleness, were it consumed now."""
+    return versions.staleness(rollout, rollout.run.policy)
+
+
+@register.filter
+def figure_value(value: float | None, figure: Figure) -> str:
+    """What a server tells of itself: a share as percent, other numbers in short."""
+    if value is None:
+        return MISSING
+    return f"{100 * value:.0f} %" if figure.is_share else compact(value)
+
+
+@register.filter
+def weights_source(source: dict[str, Any]) -> str:
+    """Where servers get new weights from: its kind, then the rest as name value pairs."""
+    rest = ", ".join(f"{name} {value}" for name, value in source.items() if name != "kind")
+    return text.plain(": ".join(filter(None, [str(source.get("kind", "")), rest]))) or MISSING
+
+
+@register.filter
+def took(version: PolicyVersion) -> dt.timedelta | None:
+    """How long servers were without the new weights."""
+    return version.finished_at - version.announced_at if version.finished_at else None
+
+
+@register.filter
+def fidelity_meaning(value: str) -> str:
+    """What a trajectory's badge says."""
+    return {
+        "token-exact": "One sequence of ids, as they were sent and sampled. Nothing was decoded and encoded again.",
+        "segmented": "Several sequences, each exactly as it was sent and sampled. A trainer gets every one of them by itself.",
+        "text-only": "The server gave no token ids. What a trainer would tokenise need not be what was sampled.",
+    }.get(value, "")
 
 
 @register.filter

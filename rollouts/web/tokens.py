@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -25,12 +26,29 @@ class Token(NamedTuple):
         return None if self.logprob is None else 100 * math.exp(self.logprob)
 
 
+class Chunk(NamedTuple):
+    """Sampled tokens in a row that came from the weights of one version; None when the server does not tell which."""
+
+    version: int | None
+    tokens: list[Token]
+
+
 class TurnTokens(NamedTuple):
     """One turn's tokens: the ids its prompt added (mask 0), and what was sampled (mask 1)."""
 
     call: ModelCall
     context: list[int]
     sampled: list[Token]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What was sampled, by version."""
+        if not self.call.version_spans:
+            last = self.call.policy_version_last
+            return [Chunk(self.call.policy_version if last in (None, self.call.policy_version) else None, self.sampled)]
+        starts = itertools.accumulate((tokens for _, tokens in self.call.version_spans), initial=0)
+        places = zip(self.call.version_spans, starts, strict=False)
+        return [Chunk(version, self.sampled[start : start + tokens]) for (version, tokens), start in places]
 
     @property
     def lowest(self) -> list[Token]:

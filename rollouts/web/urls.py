@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from .views import downloads, home, images, nodes, queue, rollout, rollouts, runs, webhooks
+from .views import downloads, home, images, nodes, policies, queue, rollout, rollouts, runs, servers, webhooks
 
 urlpatterns = [
     path("", home.overview, name="home"),
@@ -41,6 +41,12 @@ urlpatterns = [
     ),
     path("queue/", queue.detail, name="queue"),
     path("queue/live/", queue.live, name="queue-live"),
+    path("policies/", policies.listing, name="policies"),
+    path("policies/<uuid:policy_id>/", policies.detail, name="policy"),
+    path("policies/<uuid:policy_id>/live/", policies.live, name="policy-live"),
+    path("servers/", servers.listing, name="servers"),
+    path("servers/live/", servers.live, name="servers-live"),
+    path("servers/<uuid:server_id>/<slug:name>/", servers.act, name="server-act"),
     path("nodes/", nodes.listing, name="nodes"),
     path("nodes/live/", nodes.live, name="nodes-live"),
     path("nodes/<str:name>/drain/", nodes.drain, name="node-drain"),

@@ -51,13 +51,15 @@ document.addEventListener("click", (event) => {
 });
 
 // What the reader has opened stays open when its part of the page comes anew. (htmx gives the focus back by itself, by id.)
-let opened = [];
-document.addEventListener("htmx:beforeSwap", (event) => {
-  opened = [...event.detail.target.querySelectorAll("details[id][open]")].map((details) => details.id);
-});
-document.addEventListener("htmx:afterSwap", () => {
-  for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
-});
+for (const [before, after] of [["htmx:beforeSwap", "htmx:afterSwap"], ["htmx:oobBeforeSwap", "htmx:oobAfterSwap"]]) {
+  let opened = [];
+  document.addEventListener(before, (event) => {
+    opened = [...event.detail.target.querySelectorAll("details[id][open]")].map((details) => details.id);
+  });
+  document.addEventListener(after, () => {
+    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
+  });
+}
 
 document.addEventListener("htmx:beforeRequest", (event) => {
   if (document.hidden && event.target.matches("[data-poll]")) event.preventDefault();

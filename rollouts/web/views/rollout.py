@@ -20,6 +20,7 @@ from rollouts.services.cancel import cancel_rollouts
 from rollouts.services.errors import Refused
 from rollouts.services.rescore import rescore_rollout, why_not
 from rollouts.web.access import visible_or_404, visible_projects
+from rollouts.web.branches import branches_of
 from rollouts.web.conditional import clock, etag_of, fragment, unchanged
 from rollouts.web.document import rollout_document
 from rollouts.web.tokens import turn_tokens
@@ -65,14 +66,23 @@ def _etag(rollout: Rollout) -> str:
     return etag_of(rollout.pk, rollout.state, rollout.attempt, rollout.turns, rollout.state_changed_at, running)
 
 
+def _branches(request: HttpRequest, turns: list[timeline.Turn], *, after: int = -1) -> dict[str, Any]:
+    """The branches of the trajectory, the one that `?branch=` names, and its turns (else all) that come after `after`."""
+    branches = branches_of(turn.call for turn in turns if turn.call)
+    branch = branches.chosen(request.GET.get("branch", ""))
+    places = ((turn, branches.places.get(turn.number)) for turn in turns if turn.number > after)
+    shown = [(turn, place) for turn, place in places if branch is None or place is None or place.branch is branch]
+    return {"branches": branches, "branch": branch, "shown": shown}
+
+
 @require_safe
 @login_required
 def detail(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
-    """The timeline: messages, model calls, tool calls."""
+    """The timeline: messages, model calls, tool calls; `?branch=` narrows it to one conversation."""
     rollout = _rollout(request, rollout_id)
     turns = timeline.turns(rollout)
     last = turns[-1].number if turns else -1
-    return _page(request, rollout, "timeline", turns=turns, last=last, etag=_etag(rollout))
+    return _page(request, rollout, "timeline", turns=turns, last=last, etag=_etag(rollout), **_branches(request, turns))
 
 
 @require_safe
@@ -92,7 +102,7 @@ def live(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     turns = timeline.turns(rollout)
     context = {
         **_header(rollout, turns),
-        "turns": [turn for turn in turns if turn.number > after],
+        **_branches(request, turns, after=after),
         "last": turns[-1].number if turns else after,
         "tab": "timeline",
         "tabs": TABS,
@@ -132,14 +142,18 @@ def rescore(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 @require_safe
 @login_required
 def tokens(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
-    """Token counts of every turn, and the ids and logprobs of the turn that `?turn=` names (else the first)."""
+    """Token counts of the turns (`?segment=`: of one segment), and ids and logprobs of the one that `?turn=` names."""
     rollout = _rollout(request, rollout_id)
     calls = list(timeline.calls_of(rollout, rollout.attempt))
+    branches = branches_of(calls)
+    segment = next((one for one in branches.segments if str(one.number) == request.GET.get("segment")), None)
+    if segment is not None:
+        calls = [call for call in calls if call.segment == segment.number]
     numbers = [call.turn for call in calls]
     wanted = request.GET.get("turn", "")
     number = int(wanted) if wanted.isdecimal() and int(wanted) in numbers else next(iter(numbers), None)
     chosen = turn_tokens(rollout, number) if number is not None else None
-    return _page(request, rollout, "tokens", calls=calls, chosen_turn=chosen)
+    return _page(request, rollout, "tokens", calls=calls, chosen_turn=chosen, branches=branches, segment=segment)
 
 
 @require_safe
