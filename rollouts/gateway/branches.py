@@ -1,0 +1,118 @@
+"""Which earlier reply a request goes on from. A session is a tree: each reply is a point from which requests may go on.
+
+Agents send whole conversations, so a point is known by a digest of all messages up to it, as the agent would send them back:
+what agents are known to drop or rewrite (reasoning, ids of calls, white space around a reply) is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from rollouts.llm.buffer import TokenBuffer
+from rollouts.llm.types import ChatMessage
+
+Key = str  # a digest in hex
+START: Key = ""
+
+
+def keys_of(messages: Sequence[ChatMessage], start: Key = START) -> list[Key]:
+    """The digest after each message, each over all that came before."""
+    keys = []
+    for message in messages:
+        digest = hashlib.blake2b(orjson.dumps(_essence(message), option=orjson.OPT_SORT_KEYS), digest_size=16)
+        digest.update(start.encode())
+        start = digest.hexdigest()
+        keys.append(start)
+    return keys
+
+
+def _essence(message: ChatMessage) -> list[Any]:
+    content = message["content"].strip() if message["role"] == "assistant" else message["content"]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+    pictures = [part for part in message.get("parts", ()) if part.get("type") != "text"]
+    return [message["role"], content, calls, pictures]
+
+
+class Prompt(NamedTuple):
+    """A prompt that was sent before: the first `length` ids of its segment."""
+
+    segment: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """Right after a reply: `length` ids of its segment lead up to here.
+
+    `last_id` is the reply's last id, None when the server gave none. `reasoned` is a reply of this branch that contains
+    reasoning, as sampled, or empty: templates may drop it later.
+    """
+
+    segment: int
+    length: int
+    last_id: int | None
+    was_cut: bool
+    reasoned: str
+    turn: int
+    at: float  # unix seconds
+
+
+class Branches:
+    """All points of a session. `offer` is a digest of the tools: what they are is part of every prompt."""
+
+    def __init__(self) -> None:
+        self.buffer = TokenBuffer()
+        self._points: dict[tuple[Key, Key], Point] = {}
+        self._prompts: dict[tuple[Key, Key], Prompt] = {}
+        self._seen: dict[Key, int] = {}  # the segment in which a conversation was first seen
+        self._busy: set[int] = set()  # segments that a call under way goes on in
+
+    def ids(self, place: Point | Prompt) -> list[int]:
+        """The ids that lead up to here."""
+        return self.buffer.segments[place.segment].ids[: place.length]
+
+    def reserve(self, point: Point) -> bool:
+        """Whether the call of the caller may go on in the segment of this point: nothing else does, nor has."""
+        if point.segment in self._busy or point.length != len(self.buffer.segments[point.segment].ids):
+            return False
+        self._busy.add(point.segment)
+        return True
+
+    def release(self, segment: int) -> None:
+        """The call that had reserved it is stored, or came to nothing."""
+        self._busy.discard(segment)
+
+    def latest_point(self, offer: Key, keys: Sequence[Key]) -> tuple[Point, int] | None:
+        """The last reply that these messages contain as it was given, and how many of them lead up to it."""
+        for count in range(len(keys), 0, -1):
+            if point := self._points.get((offer, keys[count - 1])):
+                return point, count
+        return None
+
+    def same_prompt(self, offer: Key, keys: Sequence[Key]) -> Prompt | None:
+        """Where exactly this was asked before."""
+        return self._prompts.get((offer, keys[-1]))
+
+    def shared(self, keys: Sequence[Key]) -> tuple[int | None, int]:
+        """In which segment the beginning of these messages was seen before, and how many of them that are."""
+        for count in range(len(keys), 0, -1):
+            if (segment := self._seen.get(keys[count - 1])) is not None:
+                return segment, count
+        return None, 0
+
+    def add_prompt(self, offer: Key, keys: Sequence[Key], prompt: Prompt) -> None:
+        """A call was stored that had sent this."""
+        self._prompts.setdefault((offer, keys[-1]), prompt)
+        for key in reversed(keys):
+            if self._seen.setdefault(key, prompt.segment) != prompt.segment:
+                break
+
+    def add_point(self, offer: Key, key: Key, point: Point) -> None:
+        """Requests that begin with the messages of `key` go on from here."""
+        self._points[offer, key] = point
+        self._seen.setdefault(key, point.segment)

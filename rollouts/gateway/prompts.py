@@ -1,0 +1,40 @@
+"""How an agent's tools and its history of calls reach the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rollouts.gateway.requests import FunctionTool
+from rollouts.llm.types import ChatMessage
+
+_OFFER = """\
+You may call one or more functions. Their signatures are within <tools></tools> tags:
+<tools>
+{tools}
+</tools>
+
+To call a function, write a JSON object with its name and arguments within <tool_call></tool_call> tags:
+<tool_call>
+{{"name": <function name>, "arguments": <arguments object>}}
+</tool_call>"""
+
+
+def in_words(messages: Sequence[ChatMessage], tools: Sequence[FunctionTool]) -> list[ChatMessage]:
+    """For a template without a tools section: tools in the system message and calls in the replies' text."""
+    told = [_with_calls_in_text(message) for message in messages]
+    if not tools:
+        return told
+    offer = _OFFER.format(tools="\n".join(json.dumps(tool.described(), ensure_ascii=False) for tool in tools))
+    if told and told[0]["role"] == "system":
+        return [{**told[0], "content": f"{told[0]['content']}\n\n{offer}"}, *told[1:]]
+    return [{"role": "system", "content": offer}, *told]
+
+
+def _with_calls_in_text(message: ChatMessage) -> ChatMessage:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [message["content"]] if message["content"] else []
+    texts += [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    return {"role": "assistant", "content": "\n".join(texts)}

@@ -1,0 +1,81 @@
+"""What an agent asks for, whichever API it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from rollouts.llm.types import ChatMessage, Sampling
+
+
+class FunctionTool(NamedTuple):
+    """A tool that the agent offers to the model. `parameters` is the JSON Schema of the arguments object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def code_argument(self) -> None:
+        """Fenced code never calls an agent's tool: it could not tell that from text."""
+        return None
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates take it: OpenAI's shape."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(NamedTuple):
+    """Whether the model may, must or must not call tools; `name` when it must call that one."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str = ""
+
+
+AUTO = ToolChoice()
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The agent's own sampling settings; None where it has none."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def applied(self, default: Sampling, *, locked: bool) -> Sampling:
+        """What is really sampled with. `locked` leaves the agent only shorter replies and its stop strings."""
+        wanted = self.max_tokens or default.max_tokens
+        if locked:
+            return replace(default, max_tokens=min(wanted, default.max_tokens), stop=(*default.stop, *self.stop))
+        return Sampling(
+            temperature=default.temperature if self.temperature is None else self.temperature,
+            top_p=default.top_p if self.top_p is None else self.top_p,
+            top_k=default.top_k if self.top_k is None else self.top_k,
+            max_tokens=wanted,
+            stop=self.stop or default.stop,
+            seed=default.seed if self.seed is None else self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """One call. A raw completion has a `prompt` (text or ids) instead of messages."""
+
+    dialect: str
+    model: str
+    messages: tuple[ChatMessage, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    tools: tuple[FunctionTool, ...] = ()
+    tool_choice: ToolChoice = AUTO
+    parallel_calls: bool = True  # False: only the first call of a reply is given to the agent
+    wishes: Wishes = field(default_factory=Wishes)
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
