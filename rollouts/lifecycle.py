@@ -134,6 +134,7 @@ class Cause(enum.StrEnum):
     SANDBOX_ERROR = "sandbox_error"  # the sandbox could not be started or was lost
     ENVIRONMENT_ERROR = "environment_error"  # the environment's own code raised, or INIT exceeded a limit of the sandbox
     EVALUATION_ERROR = "evaluation_error"  # scoring failed, or exceeded a limit of the sandbox
+    POLICY_VERSION_GONE = "policy_version_gone"  # no server will serve the policy version it must be sampled from again
     WORKER_LOST = "worker_lost"  # the lease expired more often than max_infra_retries
     INTERNAL_ERROR = "internal_error"  # a defect of this platform
     INVALID_TASK = "invalid_task"  # the task or its environment cannot be used any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -77,6 +78,14 @@ class RetrySettings(BaseModel):
         return causes
 
 
+class Versions(enum.StrEnum):
+    """From which versions of its policy a rollout may be sampled (a setting of the run)."""
+
+    MIXED = "mixed"  # new weights are used from the next turn, or from the next token
+    GROUP = "group"  # all rollouts of a group from the one that the first of them started on
+    STRICT = "strict"  # each rollout from the one it started on
+
+
 class RunSettings(BaseModel):
     """Settings of a run."""
 
@@ -86,6 +95,11 @@ class RunSettings(BaseModel):
     timeouts: TimeoutSettings = TimeoutSettings.model_validate({})
     on_agent_timeout: OnAgentTimeout = OnAgentTimeout.SCORE
     on_budget: OnBudget = Field(OnBudget.FINISH, description="Rollouts in flight when a budget runs out.")
+    versions: Versions = Field(
+        Versions.MIXED,
+        description="Which policy versions one rollout (`strict`) or one group (`group`) may be sampled from: only the one it "
+        "started on. What new weights overtake is begun anew. `mixed`: any.",
+    )
     retries: RetrySettings = RetrySettings.model_validate({})
     max_infra_retries: int = Field(
         5, ge=0, le=100, description="Attempts repeated for the infrastructure's fault before giving up."

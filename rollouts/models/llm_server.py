@@ -15,7 +15,7 @@ url_validator = RegexValidator(r"^https?://[^\s/?#]+(/[^\s?#]*)?\Z", "Use http:/
 
 
 class Policy(models.Model):
-    """A named model under training. `version` is the newest version the trainer announced."""
+    """A named model under training. `version` is the newest version that any of its servers has loaded."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     project = models.ForeignKey(Project, models.CASCADE, related_name="policies")
@@ -85,6 +85,9 @@ class LLMServer(models.Model):
     health_since = models.DateTimeField(default=timezone.now, editable=False)
     failures = models.PositiveIntegerField(default=0, editable=False, help_text="Probes and calls failed in a row.")
     hold = models.CharField(max_length=4, choices=Hold.choices, blank=True, default=Hold.NONE, editable=False)
+    weights_unknown = models.BooleanField(
+        default=False, db_default=False, editable=False, help_text="A weight update failed on it; it is paused for that."
+    )
     capabilities: models.JSONField[Any, Any] = models.JSONField(default=dict, editable=False)
     load: models.JSONField[Any, Any] = models.JSONField(default=dict, editable=False, help_text="Its last metrics.")
     last_probe_at = models.DateTimeField(null=True, editable=False)
@@ -121,6 +124,7 @@ class PolicyVersion(models.Model):
     class State(models.TextChoices):
         ANNOUNCED = "announced", "announced"
         LOADING = "loading", "loading"
+        READY = "ready", "ready: its servers take no calls; the trainer may update them"
         LIVE = "live", "live"
         FAILED = "failed", "failed: no server has it"
 
@@ -134,6 +138,7 @@ class PolicyVersion(models.Model):
         default=dict, help_text="Of each server: its state, error and seconds."
     )
     announced_at = models.DateTimeField(default=timezone.now)
+    begun_at = models.DateTimeField(null=True, help_text="When it was no longer behind an earlier one.")
     finished_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -124,6 +124,11 @@ class Rollout(models.Model):
                 fields=["state", "node"], name="rollout_active", condition=~Q(state__in=[*_TERMINAL, State.QUEUED.value])
             ),
             models.Index(fields=["llm_server"], name="rollout_on_server", condition=Q(state=State.RUNNING.value)),
+            models.Index(
+                fields=["required_version"],
+                name="rollout_required_version",
+                condition=Q(required_version__isnull=False, finished_at=None),
+            ),
             models.Index(fields=["lease_owner"], name="rollout_held", condition=Q(lease_owner__isnull=False)),
             models.Index(
                 fields=["id"], name="rollout_cancelling", condition=Q(cancel_requested_at__isnull=False, finished_at=None)
