@@ -66,7 +66,8 @@ async def run_stage(
         json.dumps(ctx.artefacts, allow_nan=False)
     except (TypeError, ValueError) as exc:
         raise EnvironmentFailed(f"artefacts are not JSON: {describe(exc)}") from exc
-    return RunOutcome(termination, ctx.artefacts, ctx.conversation.fidelity)
+    of_agent = ctx.gateway.fidelity if ctx.gateway is not None else None
+    return RunOutcome(termination, ctx.artefacts, of_agent or ctx.conversation.fidelity)
 
 
 async def eval_stage(env: Environment, ctx: EvalContext, *, deadline: Deadline) -> Score:

@@ -7,6 +7,7 @@ An environment is a handler class plus a validated configuration. The handler is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -17,8 +18,9 @@ from sandboxes.protocol import SandboxSpec, Session
 if TYPE_CHECKING:
     from rollouts.engine.budget import Budget
     from rollouts.engine.records import Recorder
-    from rollouts.lifecycle import Termination
+    from rollouts.lifecycle import Fidelity, Termination
     from rollouts.llm.conversation import Conversation
+    from rollouts.llm.errors import ModelError
 
 # The artefact that holds the agent's final text, in every environment whose answer is text.
 ANSWER = "answer"
@@ -70,17 +72,66 @@ class InitContext:
     sandbox: Session | None
 
 
+class ModelAccess(Protocol):
+    """A model URL inside the sandbox, for a program that knows nothing of us. Its calls are sampled and stored like our own.
+
+    `url` has no path: OpenAI's clients want "/v1" behind it, Anthropic's and Google's add their own. `key` is a secret:
+    programs get it by their environment, never by their arguments. `model` is what to call the model.
+    """
+
+    url: str
+    key: str
+    model: str
+
+    @property
+    def calls(self) -> int:
+        """How many were answered so far."""
+        ...
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a call was refused because its prompt left no room in the model's context."""
+        ...
+
+    @property
+    def failure(self) -> ModelError | None:
+        """Why the last call was not answered, when that was the servers' fault."""
+        ...
+
+    async def until_over(self) -> Termination:
+        """Wait until no more calls are answered because the agent has had all of its turns, and return what that means.
+
+        Raises `StoreFailed` or `AttemptSuperseded` as soon as a call cannot be stored.
+        """
+        ...
+
+
+class AgentGateway(Protocol):
+    """Gives the agent of one rollout a model URL. Use once; the shipped loop's `conversation` is then left alone."""
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """The badge of what was sampled through it, None as long as it was not used."""
+        ...
+
+    def open(self, sandbox: Session, *, max_calls: int) -> AbstractAsyncContextManager[ModelAccess]:
+        """For as long as the context is open; leaving it ends the calls that are under way."""
+        ...
+
+
 @dataclass
 class RunContext(InitContext):
     """What `run` gets.
 
     The shipped loop is `Agent(ctx.conversation, tools, AgentSettings(...), ctx.recorder, ctx.budget)`. `artefacts` is what
     evaluation will see: JSON values, kept as they are when the agent's time runs out in the middle, so fill it in a `finally`.
-    `budget` is what the agent may still use; commands in the sandbox find its end in `PRORL_DEADLINE`.
+    `budget` is what the agent may still use; commands in the sandbox find its end in `PRORL_DEADLINE`. An agent that is
+    a program in the sandbox gets its model from `gateway` instead of `conversation`.
     """
 
     conversation: Conversation
     recorder: Recorder
+    gateway: AgentGateway | None = None
     artefacts: dict[str, Any] = field(default_factory=dict)
     budget: Budget = field(init=False)
 
@@ -136,6 +187,15 @@ class KnowsGoldAnswer(Protocol):
 
     def gold_answer(self, task: Any) -> str:
         """A final text of an agent that deserves the full reward."""
+        ...
+
+
+@runtime_checkable
+class KnowsGoldArtefacts(Protocol):
+    """An environment that knows what a good agent leaves, of some of its tasks, where that is more than a text."""
+
+    def gold_artefacts(self, task: Any) -> Mapping[str, Any] | None:
+        """Artefacts that deserve the full reward, in a sandbox that `restore` has brought to what they say."""
         ...
 
 

@@ -36,6 +36,7 @@ from sandboxes.errors import LimitExceeded, SandboxLost
 from sandboxes.protocol import SandboxSpec, Session
 from sandboxes.services import sandbox_name
 
+from .agent_gateway import SandboxGateway
 from .database import Database
 from .fleet import FleetView
 from .large_values import whole_artefacts, without_large_artefacts, without_large_outputs
@@ -96,15 +97,17 @@ async def _run(tools: Tools, claim: Claim) -> None:
     needed = False
     try:
         async with tools.sandboxes.session(claim.sandbox_name, spec) as session:
-            conversation = Conversation(
-                tools.models,
-                tools.fleet.route(claim),
-                claim.settings.sampling.to_sampling(),
-                call_timeout=claim.settings.timeouts.model_call,
-            )
+            route, sampling, timeouts = tools.fleet.route(claim), claim.settings.sampling.to_sampling(), claim.settings.timeouts
+            conversation = Conversation(tools.models, route, sampling, call_timeout=timeouts.model_call)
             recorder = _Recorder(tools, claim)
-            ctx = RunContext(config=config, task=task, sandbox=session, conversation=conversation, recorder=recorder)
-            timeouts = claim.settings.timeouts
+            gateway = SandboxGateway(
+                client=tools.models,
+                route=route,
+                recorder=recorder,
+                sampling=sampling,
+                call_timeout=timeouts.model_call,
+            )
+            ctx = RunContext(config, task, session, conversation, recorder, gateway)
             deadline = stage_deadline(timeouts, Stage.RUN, held_before=claim.held_seconds)
             outcome = await run_stage(environment, ctx, deadline=deadline, action_timeout=timeouts.action)
             outcome = await without_large_artefacts(tools.database, outcome)

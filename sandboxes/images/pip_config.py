@@ -52,6 +52,28 @@ async def read_pip_config(job: Job) -> PipConfig:
     return PipConfig(env, files, tuple(binds.values()))
 
 
+# How uv calls what pip is told. Indexes in directories are left out: it has them as lists of files.
+_UV_NAMES = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_NO_INDEX": "UV_NO_INDEX",
+    "PIP_TRUSTED_HOST": "UV_INSECURE_HOST",
+    "PIP_CONSTRAINT": "UV_CONSTRAINT",
+    "PIP_CERT": "SSL_CERT_FILE",
+}
+
+
+def uv_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The same for uv: variables made of those of a `PipConfig`."""
+    found = {}
+    for pip, uv in _UV_NAMES.items():
+        words = [word for word in env.get(pip, "").split() if not (pip.endswith("INDEX_URL") and word.startswith("file:"))]
+        if words:
+            found[uv] = ("," if uv == "UV_FIND_LINKS" else " ").join(words)
+    return found
+
+
 def _merged(listed: str) -> dict[str, str]:
     """Options that matter here; the environment goes before the files."""
     found: dict[str, str] = {}

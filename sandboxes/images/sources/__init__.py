@@ -17,9 +17,10 @@ from .oci import Oci
 from .python import Python
 from .sif import Sif
 from .tarball import Tarball
+from .virtualenv import Virtualenv
 
 KINDS: Mapping[str, Source] = {
-    source.kind: source for source in (DockerArchive(), Oci(), Sif(), Definition(), Tarball(), Debian(), Python())
+    source.kind: source for source in (DockerArchive(), Oci(), Sif(), Definition(), Tarball(), Debian(), Python(), Virtualenv())
 }
 
 
