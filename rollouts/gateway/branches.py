@@ -105,12 +105,16 @@ class Branches:
                 return segment, count
         return None, 0
 
-    def add_prompt(self, offer: Key, keys: Sequence[Key], prompt: Prompt) -> None:
-        """A call was stored that had sent this."""
-        self._prompts.setdefault((offer, keys[-1]), prompt)
+    def saw(self, keys: Sequence[Key], segment: int) -> None:
+        """The conversation of a call that is stored in `segment`."""
         for key in reversed(keys):
-            if self._seen.setdefault(key, prompt.segment) != prompt.segment:
+            if self._seen.setdefault(key, segment) != segment:
                 break
+
+    def add_prompt(self, offer: Key, key: Key, prompt: Prompt) -> None:
+        """A call was stored that had sent this."""
+        self._prompts.setdefault((offer, key), prompt)
+        self._seen.setdefault(key, prompt.segment)
 
     def add_point(self, offer: Key, key: Key, point: Point) -> None:
         """Requests that begin with the messages of `key` go on from here."""

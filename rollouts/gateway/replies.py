@@ -20,17 +20,13 @@ class CallOut(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A whole reply. `content` is without reasoning and calls; `record` is the call as it was stored."""
+class Told(NamedTuple):
+    """A sampled text as the agent is told it: apart from its calls and reasoning, and without the stop string that ended it."""
 
-    content: str
-    reasoning: str
-    calls: tuple[CallOut, ...]
-    ending: Ending
-    record: ModelCallRecord
-    stop_string: str | None = None
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallOut, ...] = ()
+    stop: str | None = None
 
     def message(self) -> ChatMessage:
         """As the agent will send it back."""
@@ -40,6 +36,26 @@ class Reply:
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.calls
             ]
         return message
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole reply. `record` is the call as it was stored."""
+
+    told: Told
+    record: ModelCallRecord
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def ending(self) -> Ending:
+        """Why it ended, in OpenAI's words."""
+        if self.record.finish_reason == "stop":
+            return "tool_calls" if self.told.calls else "stop"
+        return "content_filter" if self.record.finish_reason == "content_filter" else "length"
+
+    @property
+    def sampled_tokens(self) -> int:
+        return len(self.record.sampled_ids)
 
 
 class TextDelta(NamedTuple):

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import MessageRecord, Recorder, ToolCallRecord, TurnRecord
-from rollouts.gateway.branches import Branches, Key, Point, Prompt, keys_of
+from rollouts.gateway.branches import Branches, Point, Prompt, keys_of
 from rollouts.gateway.errors import CallRefused, Kind, SessionClosed
-from rollouts.gateway.prompts import in_words
+from rollouts.gateway.planning import Plan, Planner
 from rollouts.gateway.recording import message_records, tool_call_records
-from rollouts.gateway.replies import CallDelta, Event, Finished, ReasoningDelta, Reply, TextDelta
+from rollouts.gateway.replies import Event, Finished, Reply, Told
 from rollouts.gateway.requests import ModelRequest
-from rollouts.gateway.texts import read_reply
+from rollouts.gateway.texts import Telling, take_apart
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import Sampled, sample
-from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause
+from rollouts.llm.turns import REASONING_END
+from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, VersionSpan
 
 Result = TypeVar("Result")
 
-
-@dataclass
-class _Plan:
-    """What one call will send. `segment` is the one it goes on in, reserved for it, or None when it begins a new one."""
-
-    offer: Key
-    keys: list[Key]
-    prompt_ids: list[int]
-    context_ids: list[int]
-    segment: int | None = None
-    not_continued: SegmentCause | None = None  # why it begins a new one although it goes on from an earlier reply
-    point: Point | None = None  # the reply that it goes on from
-    answered: int = 0  # how many messages lead up to there
+_ENDED = "the session has ended"
 
 
 class AgentSession:
@@ -77,11 +64,25 @@ class AgentSession:
         self._require_token_ids = require_token_ids
         self._max_concurrent = max_concurrent
         self._branches = Branches()
+        self._planner = Planner(client, route, self._branches)
         self._next_turn = self._next_message = 0
         self._recording = asyncio.Lock()
-        self._under_way: set[asyncio.Timeout] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed: SessionClosed | None = None
+
+    def restore(self, calls: Sequence[ModelCallRecord], *, next_message: int) -> None:
+        """Go on from stored calls, in order of their turns. `next_message` is the first index that no message has.
+
+        Raises ValueError when they do not fit together.
+        """
+        reasoned: dict[int | None, str] = {}
+        for call in calls:
+            before = reasoned.get(call.segment) or reasoned.get(call.parent_segment, "")
+            reasoned[call.segment] = call.text if REASONING_END in call.text else before
+            self._grow(call, before)
+            self._next_turn = call.turn + 1
+        self._next_message = next_message
 
     @property
     def fidelity(self) -> Fidelity:
@@ -89,156 +90,130 @@ class AgentSession:
         return self._branches.buffer.fidelity
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """One reply, stored before it is returned. Raises `CallRefused`, `SessionClosed`, and what a recorder raises."""
-        with self._counted():
-            async with self._ended_by_close():
-                plan = await self._plan(request)
-                try:
-                    sampling = request.wishes.applied(self._sampling, locked=self._lock_sampling)
-                    sampled = await self._sample(plan, sampling)
-                    return await self._keep(request, plan, sampling, sampled)
-                finally:
-                    self._release(plan)
+        """One reply, stored before it is returned. Raises `CallRefused`, `SessionClosed`, and what the recorder raises."""
+        task = self._start(self._serve(request, None))
+        try:
+            return await self._outcome(task)
+        finally:
+            await _ended(task)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[Event]:
-        """The same in pieces."""
-        reply = await self.reply(request)
-        if reply.reasoning:
-            yield ReasoningDelta(reply.reasoning)
-        if reply.content:
-            yield TextDelta(reply.content)
-        for index, call in enumerate(reply.calls):
-            yield CallDelta(index, call)
-        yield Finished(reply)
+        """The same in pieces, as they are sampled. What was sampled is stored also when nobody wants more."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        task = self._start(self._serve(request, queue))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            yield Finished(await self._outcome(task))
+        finally:
+            await _ended(task)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """How many ids the prompt of this request would have."""
-        async with self._ended_by_close():
-            return len((await self._plan(request, reserve=False)).prompt_ids)
+        task = self._start(self._planner.plan(request, reserve=False))
+        try:
+            return len((await self._outcome(task)).prompt_ids)
+        finally:
+            await _ended(task)
 
-    async def close(self, reason: str = "the session has ended") -> None:
+    async def close(self, reason: str = _ENDED) -> None:
         """End the calls that are under way and take no more. Waits for what is being stored. Idempotent."""
         self._closed = self._closed or SessionClosed(reason)
-        for scope in self._under_way:
-            scope.reschedule(asyncio.get_running_loop().time())
-        while self._writes or self._under_way:
-            await asyncio.wait(self._writes) if self._writes else await asyncio.sleep(0)
+        for task in self._under_way:
+            task.cancel()
+        while pending := self._under_way | self._writes:
+            await asyncio.wait(pending)
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        if len(self._under_way) >= self._max_concurrent:
-            message = f"this session has {self._max_concurrent} calls under way, and no more may be"
-            raise CallRefused(Kind.TOO_MANY, message, retry_after=1)
-        yield
-
-    @contextlib.asynccontextmanager
-    async def _ended_by_close(self) -> AsyncIterator[None]:
-        """`close` ends what happens in here with `SessionClosed`. What models and contexts cannot do refuses the call."""
-        if self._closed is not None:
-            raise self._closed
-        scope = asyncio.timeout(None)
+    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """A task of its own for each call, so that `close` can end it."""
         try:
-            async with scope:
-                self._under_way.add(scope)
-                try:
-                    yield
-                finally:
-                    self._under_way.discard(scope)
-            self.failure = None
-        except TimeoutError:
-            if self._closed is None or not scope.expired():
-                raise
-            raise self._closed from None
+            if self._closed is not None:
+                raise self._closed
+            if len(self._under_way) >= self._max_concurrent:
+                message = f"this session has {self._max_concurrent} calls under way, and no more may be"
+                raise CallRefused(Kind.TOO_MANY, message, retry_after=1)
+        except BaseException:
+            work.close()
+            raise
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _outcome(self, task: asyncio.Task[Result]) -> Result:
+        """What a call came to. What models and contexts cannot do refuses it."""
+        try:
+            result = await task
+        except asyncio.CancelledError:
+            if self._closed is not None and task.cancelled():
+                raise self._closed from None
+            raise
         except ContextOverflow as exc:
             self.overflows += 1
             raise CallRefused(Kind.INVALID, str(exc), field="messages", overflow=True) from exc
         except ModelError as exc:
+            if exc.status == 400:
+                raise CallRefused(Kind.INVALID, str(exc), field="messages") from exc
             self.failure = exc
             kind = Kind.NO_SERVER if exc.retryable else Kind.MODEL_FAILED
             raise CallRefused(kind, str(exc), retry_after=1 if exc.retryable else None) from exc
+        self.failure = None
+        return result
 
-    async def _plan(self, request: ModelRequest, *, reserve: bool = True) -> _Plan:
-        """Find what the request goes on from, and the ids to send. With `reserve` the segment it goes on in is its own."""
-        offer = _offer_key(request)
-        keys = keys_of(request.messages)
-        if same := self._branches.same_prompt(offer, keys):
-            ids = self._branches.ids(same)
-            return _Plan(offer, keys, ids, ids)
-        found = self._branches.latest_point(offer, keys)
-        if found is None:
-            ids = await self._render(request)
-            return _Plan(offer, keys, ids, ids)
-        point, answered = found
-        plan = _Plan(offer, keys, [], [], point=point, answered=answered)
-        if reserve and self._branches.reserve(point):
-            plan.segment = point.segment
+    async def _serve(self, request: ModelRequest, queue: asyncio.Queue[Event | None] | None) -> Reply:
+        sampling = request.wishes.applied(self._sampling, locked=self._lock_sampling)
+        plan = await self._planner.plan(request)
         try:
-            context = await self._continuation(request, point, answered)
-            if context is not None:
-                plan.prompt_ids = self._branches.ids(point) + context
+            if queue is None:
+                sampled = await self._sample(plan, sampling)
+                told = take_apart(sampled.completion.text, request, sampling.stop)
             else:
-                plan.prompt_ids = await self._render(request)
-        except BaseException:
-            self._release(plan)
-            raise
-        if context is None:
-            self._release(plan)
-            plan.not_continued = _why_not_continued(point)
-        plan.context_ids = plan.prompt_ids if plan.segment is None else context or []
-        return plan
+                sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
+            return await self._finished(self._store(request, plan, sampling, sampled, told))
+        finally:
+            self._planner.release(plan)
 
-    def _release(self, plan: _Plan) -> None:
-        if plan.segment is not None:
-            self._branches.release(plan.segment)
-            plan.segment = None
-
-    async def _render(self, request: ModelRequest) -> list[int]:
-        server, tools = self._route.server, await self._native_tools(request)
-        messages = request.messages if tools else in_words(request.messages, request.tools)
-        return await self._client.render(server, messages, add_generation_prompt=True, tools=tools)
-
-    async def _continuation(self, request: ModelRequest, point: Point, answered: int) -> list[int] | None:
-        if point.last_id is None:
-            return None
-        tools = await self._native_tools(request)
-        reply: ChatMessage = {"role": "assistant", "content": point.reasoned}
-        new = request.messages[answered:]
-        if tools:
-            reply["tool_calls"] = request.messages[answered - 1].get("tool_calls", [])
-        else:
-            new = tuple(in_words(new, ()))
-        return await self._client.turns.continuation(self._route.server, point.last_id, [reply], new, tools=tools)
-
-    async def _native_tools(self, request: ModelRequest) -> list[dict[str, Any]] | None:
-        """The tools for the template, when it has a place for them. Otherwise they are described in words."""
-        if not request.tools:
-            return None
-        tools = [tool.described() for tool in request.tools]
-        return tools if await self._client.turns.shows_tools(self._route.server, tools) else None
-
-    def _why_new(self, request: ModelRequest, plan: _Plan) -> tuple[SegmentCause, int | None]:
-        """Why a segment begins, and which one it branches off. Asked when it does: other calls may have ended meanwhile."""
-        if same := self._branches.same_prompt(plan.offer, plan.keys):
-            return SegmentCause.SIBLING, same.segment
-        if plan.point is not None:
-            return plan.not_continued or SegmentCause.SIBLING, plan.point.segment
-        if not self._branches.buffer.segments:
-            return SegmentCause.START, None
-        until_user = next((n for n, m in enumerate(request.messages, 1) if m["role"] == "user"), len(request.messages))
-        segment, shared = self._branches.shared(plan.keys)
-        return (SegmentCause.EDITED, segment) if shared >= until_user else (SegmentCause.SUBAGENT, None)
-
-    async def _sample(self, plan: _Plan, sampling: Sampling) -> Sampled:
-        sampled = await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout)
+    async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
+        sampled = await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)
         if not sampled.completion.token_ids and self._require_token_ids:
             raise ModelError(f"{sampled.server.url} returns no token ids, and they are required", retryable=False)
         return sampled
 
-    async def _keep(self, request: ModelRequest, plan: _Plan, sampling: Sampling, sampled: Sampled) -> Reply:
-        """Store, whoever goes away meanwhile: half stored would be neither lost nor there."""
-        return await self._finished(self._store(request, plan, sampling, sampled))
+    async def _sample_in_pieces(
+        self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
+    ) -> tuple[Sampled, Told]:
+        telling = Telling(request, sampling.stop)
+        pieces: list[Piece] = []
+
+        async def emit(piece: Piece) -> None:
+            pieces.append(piece)
+            for event in telling.add(piece.text):
+                queue.put_nowait(event)
+
+        started = time.monotonic()
+        try:
+            sampled = await self._sample(plan, sampling, emit=emit)
+        except asyncio.CancelledError:
+            if ids := [token for piece in pieces for token in piece.token_ids]:
+                cut = self._cut_off(pieces, ids, time.monotonic() - started)
+                await self._finished(self._store(request, plan, sampling, cut, None))
+            raise
+        told, rest = telling.end(sampled.completion.text)
+        for event in rest:
+            queue.put_nowait(event)
+        return sampled, told
+
+    def _cut_off(self, pieces: Sequence[Piece], ids: list[int], latency: float) -> Sampled:
+        """What was sampled until the agent wanted no more of it."""
+        logprobs = [value for piece in pieces for value in piece.logprobs or ()]
+        text = "".join(piece.text for piece in pieces)
+        completion = Completion(text, ids, logprobs if len(logprobs) == len(ids) else None, "abort", latency)
+        server = self._route.server
+        return Sampled(completion, server, (VersionSpan(server.policy_version, len(ids)),))
 
     async def _finished(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do it, whoever goes away meanwhile: half stored would be neither lost nor there."""
         task = asyncio.create_task(work)
         self._writes.add(task)
         task.add_done_callback(self._written)
@@ -249,16 +224,18 @@ class AgentSession:
         if not task.cancelled():
             task.exception()  # whoever waits for it gets it; after a disconnection nobody does
 
-    async def _store(self, request: ModelRequest, plan: _Plan, sampling: Sampling, sampled: Sampled) -> Reply:
+    async def _store(self, request: ModelRequest, plan: Plan, sampling: Sampling, sampled: Sampled, told: Told | None) -> Reply:
+        """Record a call and take it into the tree. Nothing can go on from one of which nothing was `told`."""
         completion, server, spans = sampled
+        reply_key = keys_of([told.message()], plan.keys[-1])[-1] if told else ""
         async with self._recording:
-            if self._closed is not None:
-                raise self._closed
-            turn, self._next_turn = self._next_turn, self._next_turn + 1
-            cause, parent = self._why_new(request, plan) if plan.segment is None else ("", None)
+            segment, cause, parent = plan.segment, "", None
+            if segment is None:
+                segment = len(self._branches.buffer.segments)
+                cause, parent = self._planner.why_new(request, plan)
             record = ModelCallRecord(
-                turn=turn,
-                segment=len(self._branches.buffer.segments) if plan.segment is None else plan.segment,
+                turn=self._next_turn,
+                segment=segment,
                 context_ids=plan.context_ids,
                 sampled_ids=completion.token_ids,
                 logprobs=completion.logprobs,
@@ -275,11 +252,15 @@ class AgentSession:
                 opened_by=cause,
                 parent_segment=parent,
                 dialect=request.dialect,
+                conversation_key=" ".join((plan.offer, plan.keys[-1], reply_key)),
             )
             await self._record(request, plan, record)
-            return self._grow(request, plan, record)
+            self._branches.saw(plan.keys, segment)
+            self._grow(record, plan.point.reasoned if plan.point else "")
+        return Reply(told or Told(), record)
 
-    async def _record(self, request: ModelRequest, plan: _Plan, call: ModelCallRecord) -> None:
+    async def _record(self, request: ModelRequest, plan: Plan, call: ModelCallRecord) -> None:
+        """Store a call with the messages that nobody has stored yet, and the results that they bring."""
         _, known = self._branches.shared(plan.keys)
         asked_in = plan.point.turn if plan.point else None
         first = self._next_message
@@ -298,35 +279,30 @@ class AgentSession:
             # Whether it is stored is not known, so nothing may follow it.
             self._closed = self._closed or SessionClosed("a call of this session could not be stored")
             raise
-        self._next_message += len(messages)
+        self._next_turn += 1
+        self._next_message = first + len(messages)
 
-    def _grow(self, request: ModelRequest, plan: _Plan, record: ModelCallRecord) -> Reply:
-        """Take a stored call into the tree."""
-        self._branches.buffer.add(record)
-        self._branches.add_prompt(plan.offer, plan.keys, Prompt(record.segment, record.prompt_tokens))
+    def _grow(self, call: ModelCallRecord, reasoned: str) -> None:
+        """Take a stored call into the tree. `reasoned` is a reply before it that contains reasoning."""
+        offer, prompt_key, reply_key = call.conversation_key.split(" ")
+        self._branches.buffer.add(call)
+        self._branches.add_prompt(offer, prompt_key, Prompt(call.segment, call.prompt_tokens))
         self.calls += 1
-        reply = read_reply(record, request)
-        reasoned = record.text if reply.reasoning else plan.point.reasoned if plan.point else ""
+        if not reply_key:
+            return
         point = Point(
-            segment=record.segment,
-            length=record.prompt_tokens + len(record.sampled_ids),
-            last_id=record.sampled_ids[-1] if record.sampled_ids else None,
-            was_cut=record.finish_reason == "length" or record.text.endswith(tuple(record.sampling["stop"])),
-            reasoned=reasoned,
-            turn=record.turn,
+            segment=call.segment,
+            length=call.prompt_tokens + len(call.sampled_ids),
+            last_id=call.sampled_ids[-1] if call.sampled_ids else None,
+            was_cut=call.finish_reason == "length" or call.text.endswith(tuple(call.sampling["stop"])),
+            reasoned=call.text if REASONING_END in call.text else reasoned,
+            turn=call.turn,
             at=time.time(),
         )
-        self._branches.add_point(plan.offer, keys_of([reply.message()], plan.keys[-1])[-1], point)
-        return reply
+        self._branches.add_point(offer, reply_key, point)
 
 
-def _offer_key(request: ModelRequest) -> Key:
-    if not request.tools:
-        return ""
-    return keys_of([{"role": "system", "content": json.dumps([tool.described() for tool in request.tools], sort_keys=True)}])[0]
-
-
-def _why_not_continued(point: Point) -> SegmentCause:
-    if point.last_id is None:
-        return SegmentCause.NO_IDS
-    return SegmentCause.CUT if point.was_cut else SegmentCause.TEMPLATE
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more: it must not go on."""
+    task.cancel()
+    await asyncio.wait({task})

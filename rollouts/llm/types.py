@@ -154,6 +154,7 @@ class ModelCallRecord:
     opened_by: str = ""  # a SegmentCause on the first call of a segment
     parent_segment: int | None = None
     dialect: str = ""  # how an agent asked for it through the gateway; empty for the shipped loop
+    conversation_key: str = ""  # by which the gateway finds what goes on from here (`rollouts.gateway.branches`)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,9 @@ class ModelCall(models.Model):
     dialect = models.CharField(
         max_length=20, blank=True, default="", db_default="", help_text="How an agent asked for it through the gateway."
     )
+    conversation_key = models.CharField(
+        max_length=100, blank=True, default="", db_default="", help_text="By which the gateway finds what goes on from here."
+    )
     server_id = models.UUIDField(null=True)
     sampling: models.JSONField[Any, Any] = models.JSONField(default=dict)
     latency = models.FloatField(help_text="Seconds.")

@@ -82,4 +82,5 @@ def _record(call: ModelCall) -> ModelCallRecord:
         opened_by=call.opened_by,
         parent_segment=call.parent_segment,
         dialect=call.dialect,
+        conversation_key=call.conversation_key,
     )

@@ -84,6 +84,7 @@ _CALL = _PLACE | {
     **{"turn": "int", "segment": "int", "context_ids": "bytea", "sampled_ids": "bytea", "logprobs": "bytea", "text": "text"},
     **{"finish_reason": "text", "prompt_tokens": "int", "policy": "text", "policy_version": "int", "server_id": "uuid"},
     **{"policy_version_last": "int", "version_spans": "jsonb", "opened_by": "text", "parent_segment": "int", "dialect": "text"},
+    "conversation_key": "text",
     **{"sampling": "jsonb", "latency": "float8", "at": "timestamptz"},
 }
 _MESSAGE = _PLACE | {"index": "int", "turn": "int", "role": "text", "name": "text", "content": "text"}
@@ -182,6 +183,7 @@ def _call(write: TurnWrite, now: datetime) -> dict[str, Any]:
         "opened_by": call.opened_by,
         "parent_segment": call.parent_segment,
         "dialect": call.dialect,
+        "conversation_key": call.conversation_key,
         "latency": call.latency,
         "at": now,
     }

@@ -179,12 +179,12 @@ def _head(request: ModelRequest, reply_id: str, kind: str) -> dict[str, Any]:
 
 
 def _message(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
-        message["content"] = reply.content or None
-        message["tool_calls"] = [_call(call) for call in reply.calls]
+    message: dict[str, Any] = {"role": "assistant", "content": reply.told.content, "refusal": None}
+    if reply.told.reasoning:
+        message["reasoning_content"] = reply.told.reasoning
+    if reply.told.calls:
+        message["content"] = reply.told.content or None
+        message["tool_calls"] = [_call(call) for call in reply.told.calls]
     return message
 
 

@@ -58,5 +58,5 @@ def read_function(fields: Fields) -> FunctionTool:
 def usage(replies: Sequence[Reply]) -> dict[str, int]:
     """Of all replies to one request; they share its prompt."""
     prompt = replies[0].record.prompt_tokens
-    sampled = sum(len(reply.record.sampled_ids) for reply in replies)
+    sampled = sum(reply.sampled_tokens for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,0 +1,127 @@
+"""What to send for a request: from which earlier reply it goes on, and the ids of its prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.gateway.branches import Branches, Key, Point, keys_of
+from rollouts.gateway.prompts import in_words
+from rollouts.gateway.requests import ModelRequest
+from rollouts.llm.client import ModelClient
+from rollouts.llm.route import Route
+from rollouts.llm.types import ChatMessage, SegmentCause
+
+
+@dataclass
+class Plan:
+    """What one call will send. `segment` is the one it goes on in, reserved for it, or None when it begins a new one.
+
+    `point` is the reply that it goes on from, and `answered` how many of the messages lead up to there.
+    """
+
+    offer: Key
+    keys: list[Key]
+    prompt_ids: list[int]
+    context_ids: list[int]
+    segment: int | None = None
+    point: Point | None = None
+    answered: int = 0
+    not_continued: SegmentCause | None = None  # why it begins a new segment although it goes on from an earlier reply
+
+
+class Planner:
+    """Plans the calls of one session."""
+
+    def __init__(self, client: ModelClient, route: Route, branches: Branches) -> None:
+        self._client = client
+        self._route = route
+        self._branches = branches
+
+    async def plan(self, request: ModelRequest, *, reserve: bool = True) -> Plan:
+        """With `reserve`, a segment that the call can go on in is its own until `release`. Raises `ModelError`."""
+        offer = _offer_key(request)
+        keys = keys_of(request.messages)
+        if same := self._branches.same_prompt(offer, keys):
+            ids = self._branches.ids(same)
+            return Plan(offer, keys, ids, ids)
+        found = self._branches.latest_point(offer, keys)
+        if found is None:
+            ids = await self._render(request)
+            return Plan(offer, keys, ids, ids)
+        plan = Plan(offer, keys, [], [], point=found[0], answered=found[1])
+        if reserve and self._branches.reserve(found[0]):
+            plan.segment = found[0].segment
+        try:
+            await self._fill(plan, request, *found)
+        except BaseException:
+            self.release(plan)
+            raise
+        return plan
+
+    def release(self, plan: Plan) -> None:
+        """The call is stored, or came to nothing."""
+        if plan.segment is not None:
+            self._branches.release(plan.segment)
+            plan.segment = None
+
+    def why_new(self, request: ModelRequest, plan: Plan) -> tuple[SegmentCause, int | None]:
+        """Why a segment begins, and which one it branches off. Asked when it does: other calls may have ended meanwhile."""
+        if same := self._branches.same_prompt(plan.offer, plan.keys):
+            return SegmentCause.SIBLING, same.segment
+        if plan.point is not None:
+            return plan.not_continued or SegmentCause.SIBLING, plan.point.segment
+        if not self._branches.buffer.segments:
+            return SegmentCause.START, None
+        until_user = next((n for n, m in enumerate(request.messages, 1) if m["role"] == "user"), len(request.messages))
+        segment, shared = self._branches.shared(plan.keys)
+        return (SegmentCause.EDITED, segment) if shared >= until_user else (SegmentCause.SUBAGENT, None)
+
+    async def _fill(self, plan: Plan, request: ModelRequest, point: Point, answered: int) -> None:
+        """The ids of a plan that goes on from `point`."""
+        context = await self._continuation(request, point, answered)
+        if context is None:
+            self.release(plan)
+            plan.not_continued = _why_not(point)
+            plan.prompt_ids = plan.context_ids = await self._render(request)
+            return
+        plan.prompt_ids = self._branches.ids(point) + context
+        plan.context_ids = plan.prompt_ids if plan.segment is None else context
+
+    async def _render(self, request: ModelRequest) -> list[int]:
+        tools = await self._shown_tools(request)
+        messages = request.messages if tools else in_words(request.messages, request.tools)
+        return await self._client.render(self._route.server, messages, add_generation_prompt=True, tools=tools)
+
+    async def _continuation(self, request: ModelRequest, point: Point, answered: int) -> list[int] | None:
+        if point.last_id is None:
+            return None
+        tools = await self._shown_tools(request)
+        new: Sequence[ChatMessage] = request.messages[answered:]
+        reply: ChatMessage = {"role": "assistant", "content": point.reasoned}
+        if tools:
+            reply["tool_calls"] = request.messages[answered - 1].get("tool_calls", [])
+        else:
+            new = in_words(new, ())
+        return await self._client.turns.continuation(self._route.server, point.last_id, [reply], new, tools=tools)
+
+    async def _shown_tools(self, request: ModelRequest) -> list[Mapping[str, Any]] | None:
+        """The tools for the template, when it has a place for them. Otherwise they are described in words."""
+        if not request.tools:
+            return None
+        tools: list[Mapping[str, Any]] = [tool.described() for tool in request.tools]
+        return tools if await self._client.turns.shows_tools(self._route.server, tools) else None
+
+
+def _offer_key(request: ModelRequest) -> Key:
+    if not request.tools:
+        return ""
+    return keys_of([{"role": "system", "content": json.dumps([tool.described() for tool in request.tools], sort_keys=True)}])[0]
+
+
+def _why_not(point: Point) -> SegmentCause:
+    if point.last_id is None:
+        return SegmentCause.NO_IDS
+    return SegmentCause.CUT if point.was_cut else SegmentCause.TEMPLATE
