@@ -1,10 +1,10 @@
-"""Tool calls in sampled text: Hermes `<tool_call>` JSON, or fenced code for tools that take code.
+"""Tool calls in a whole reply, checked against the tools: in the model's tool format, or fenced code for tools that take code.
 
 Parsing never raises. What is wrong with a reply comes back as sentences for the model to read. The rules:
 
 * Reasoning (`<think>…</think>`, also unclosed, also with the opening tag in the prompt) is neither searched nor content.
-* If any `<tool_call>` is there, fences are content. Otherwise a fence marked python, bash or sh (for bash) calls the tool of
-  that name, when it is offered and has a `code_argument`.
+* If any call in the tool format is there, fences are content. Otherwise a fence marked python, bash or sh (for bash) calls the
+  tool of that name, when it is offered and has a `code_argument`.
 * An unclosed tag or fence is an error, not a call: the text may have been cut in the middle of the code.
 """
 
@@ -16,14 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rollouts.llm.toolformats import HERMES, OPEN, RawCall, ToolFormat
 from rollouts.llm.turns import REASONING_END
 from rollouts.llm.types import ToolCallRequest
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
 _FENCE = re.compile(r"^```(python|bash|sh)[ \t]*\n(.*?)(^```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 _FENCE_TOOL = {"python": "python", "bash": "bash", "sh": "bash"}
-_SHAPE = f'Write {OPEN}{{"name": "…", "arguments": {{…}}}}{CLOSE} with valid JSON inside.'
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -58,10 +56,12 @@ class ParsedReply:
     errors: list[str] = field(default_factory=list)
 
 
-def parse_reply(text: str, tools: Mapping[str, ToolSignature]) -> ParsedReply:
+def parse_reply(text: str, tools: Mapping[str, ToolSignature], tool_format: ToolFormat = HERMES) -> ParsedReply:
     """Find the calls of `tools` in a sampled reply."""
     visible = _without_reasoning(text)
-    return _parse_tags(visible, tools) if OPEN in visible else _parse_fences(visible, tools)
+    if tool_format.start(visible, alone=True) >= 0:
+        return _parse_calls(visible, tools, tool_format)
+    return _parse_fences(visible, tools)
 
 
 def _without_reasoning(text: str) -> str:
@@ -69,71 +69,39 @@ def _without_reasoning(text: str) -> str:
     return closed.rpartition(REASONING_END)[2]  # what is left of it was opened by the prompt
 
 
-def _parse_tags(text: str, tools: Mapping[str, ToolSignature]) -> ParsedReply:
+def _parse_calls(text: str, tools: Mapping[str, ToolSignature], tool_format: ToolFormat) -> ParsedReply:
     reply = ParsedReply("")
-    content, position = [], 0
-    while (start := text.find(OPEN, position)) >= 0:
-        content.append(text[position:start])
+    schemas = {name: tool.parameters for name, tool in tools.items()}
+    content: list[str] = []
+    while (start := tool_format.start(text, alone=not "".join(content).strip(" \n\t;"))) >= 0:
+        content.append(text[:start])
         try:
-            value, end = _decode(text, start + len(OPEN))
+            raw = tool_format.read(text, start, schemas)
         except ValueError as exc:
             reply.errors.append(str(exc))
-            position = _end_of_broken_call(text, start)
+            text = text[tool_format.skip(text, start) :]
             continue
-        position = end
-        call = _check_call(value, text[start:end], tools)
+        call = _check_call(raw, text[start : raw.end], tools, tool_format)
+        text = text[raw.end :]
         if isinstance(call, str):
             reply.errors.append(call)
         else:
             reply.calls.append(call)
-    content.append(text[position:])
-    reply.content = "".join(content).strip()
+    reply.content = "".join([*content, text]).strip()
     return reply
 
 
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value of a call and where its closing tag ends. Raises ValueError with a sentence for the model."""
-    start += len(text[start:]) - len(text[start:].lstrip())
-    try:
-        # Not strict: models write line breaks into strings as they are, and what is meant is clear.
-        value, end = json.JSONDecoder(strict=False, parse_constant=_refuse_constant).raw_decode(text, start)
-    except (ValueError, RecursionError) as exc:
-        if CLOSE not in text[start:]:
-            raise ValueError(f"A {OPEN} is not closed. End it with {CLOSE}.") from exc
-        reason = f"{exc.msg} at character {exc.pos - start}" if isinstance(exc, json.JSONDecodeError) else str(exc)
-        raise ValueError(f"A {OPEN} does not hold valid JSON ({reason}). {_SHAPE}") from exc
-    end += len(text[end:]) - len(text[end:].lstrip())
-    if not text.startswith(CLOSE, end):
-        if CLOSE not in text[end:]:
-            raise ValueError(f"A {OPEN} is not closed. End it with {CLOSE}.")
-        raise ValueError(f"A {OPEN} holds more than one JSON object. {_SHAPE}")
-    return value, end + len(CLOSE)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _end_of_broken_call(text: str, start: int) -> int:
-    """Where to go on: after its closing tag, or at the next opening tag if that comes first."""
-    inside = start + len(OPEN)
-    close, following = text.find(CLOSE, inside), text.find(OPEN, inside)
-    if close >= 0 and not 0 <= following < close:
-        return close + len(CLOSE)
-    return following if following >= 0 else len(text)
-
-
-def _check_call(value: Any, raw: str, tools: Mapping[str, ToolSignature]) -> ToolCallRequest | str:
+def _check_call(call: RawCall, raw: str, tools: Mapping[str, ToolSignature], tool_format: ToolFormat) -> ToolCallRequest | str:
     """The call, or what is wrong with it."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return f'A {OPEN} has no "name". {_SHAPE}'
-    name, arguments = value["name"], value.get("arguments")
+    name, arguments = call.name, call.arguments
+    if not isinstance(name, str):
+        return f'A {OPEN} has no "name". {tool_format.shape}'
     tool = tools.get(name)
     if tool is None:
         offered = f"Use one of: {', '.join(sorted(tools))}." if tools else "No tools are offered; answer in plain text."
         return f'There is no tool named "{name}". {offered}'
     if not isinstance(arguments, dict):
-        return f'The call of "{name}" has no "arguments" object. {_SHAPE}'
+        return f'The call of "{name}" has no "arguments" object. {tool_format.shape}'
     problem = _check_arguments(name, arguments, tool.parameters)
     return problem or ToolCallRequest(name, arguments, raw)
 

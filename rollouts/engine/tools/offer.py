@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from rollouts.engine.tools.base import Tool, schema_of
+from rollouts.llm import toolformats
 
 _NULL = {"type": "null"}
 
@@ -16,16 +16,7 @@ def describe_tools(tools: Sequence[Tool]) -> str:
 
     We write it rather than the chat template, because templates differ in how they do and some ignore tools altogether.
     """
-    if not tools:
-        return ""
-    offers = "\n".join(json.dumps({"type": "function", "function": _function(tool)}, ensure_ascii=False) for tool in tools)
-    return (
-        "# Tools\n\n"
-        "You may call one or more functions. Their signatures are within <tools></tools> tags:\n"
-        f"<tools>\n{offers}\n</tools>\n\n"
-        "To call a function, write a JSON object with its name and arguments within <tool_call></tool_call> tags:\n"
-        '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>'
-    )
+    return toolformats.describe_tools([{"type": "function", "function": _function(tool)} for tool in tools])
 
 
 def _function(tool: Tool) -> dict[str, Any]:
