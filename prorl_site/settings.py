@@ -185,6 +185,10 @@ PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between hea
 SLOW_START_SECONDS = env.number("PRORL_SLOW_START_SECONDS", 30, minimum=0)  # a new or recovered LLM server is filled slowly
 SERVER_WAIT_SECONDS = env.number("PRORL_SERVER_WAIT_SECONDS", 60, minimum=0)  # a turn waits for a dead LLM server to come back
 
+# --- Agents outside any sandbox ----------------------------------------------------------------------------------------------
+GATEWAY_PORT = env.integer("PRORL_GATEWAY_PORT", 8100, minimum=1)  # where `prorl gateway` listens
+GATEWAY_URL = env.text("PRORL_GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}")  # where agents find it
+
 # --- Webhooks ----------------------------------------------------------------------------------------------------------------
 WEBHOOK_ALLOW_PRIVATE = env.boolean("PRORL_WEBHOOK_ALLOW_PRIVATE", True)  # trainers of a cluster have private addresses
 WEBHOOK_RETRY_SECONDS = env.numbers("PRORL_WEBHOOK_RETRY_SECONDS", "5,300,1800,7200,18000,36000,36000")

@@ -12,6 +12,8 @@ from rollouts.api.problems import Problem
 from rollouts.lifecycle import Cause
 from rollouts.run_settings import LimitSettings, RunSettings
 from rollouts.services.errors import FieldError
+from rollouts.services.session_closing import Outcome
+from rollouts.services.sessions import DEFAULT_TTL_SECONDS
 
 BodyT = TypeVar("BodyT", bound="Body")
 
@@ -109,6 +111,45 @@ class NewGroup(Body):
 
 class NewGroups(Body):
     groups: list[NewGroup] = Field(min_length=1, max_length=MAX_GROUPS)
+
+
+class SessionTask(Body):
+    """By `task_id`, or by `dataset` and `key`."""
+
+    task_id: Id | None = None
+    dataset: str = Field("", max_length=60)
+    key: str = Field("", max_length=200)
+
+
+class NewSession(Body):
+    """Name the run, or only the policy: then the session goes to the project's run for sessions of this policy."""
+
+    run: str = Field("", max_length=120, description="Id or name of a run.")
+    policy: str = Field("", max_length=100)
+    task: SessionTask | None = Field(None, description="What the agent works on, if the project has it as a task.")
+    ttl_seconds: int = Field(DEFAULT_TTL_SECONDS, description="It ends when there is no call and no heartbeat for so long.")
+    metadata: Object = Field(default_factory=dict, description="Your own, to find it again.")
+
+
+class SessionRewardComponent(Body):
+    name: str = Field(min_length=1, max_length=60)
+    value: float | None = Field(description="null: it could not be measured, and then the whole reward is null.")
+    weight: float = 1.0
+    detail: Object = Field(default_factory=dict)
+
+
+class SessionReward(Body):
+    """Either a number, or named components; the reward is their weighted sum."""
+
+    value: float | None = None
+    components: list[SessionRewardComponent] | None = Field(None, min_length=1, max_length=100)
+
+
+class SessionEnd(Body):
+    outcome: Annotated[Outcome, Field(strict=False)] = Field(Outcome.COMPLETED, description="How the agent ended.")
+    reward: SessionReward | None = Field(None, description="Left out: what was given before, or the environment's own score.")
+    artefacts: Object = Field(default_factory=dict, description="What the environment scores; `answer` is the last reply.")
+    detail: str = Field("", max_length=500, description="A sentence on how it ended.")
 
 
 class NewWebhook(Body):

@@ -14,6 +14,7 @@ from rollouts.api.views import (
     results,
     rollouts,
     runs,
+    sessions,
     webhooks,
 )
 
@@ -48,6 +49,11 @@ v1 = [
     path("rollouts/<uuid:id>/attempts/", rollouts.RolloutAttempts.as_view()),
     path("rollouts/<uuid:id>/rescore/", rescorings.RolloutRescore.as_view()),
     path("rollouts/<uuid:id>/rescorings/", rescorings.RolloutRescorings.as_view()),
+    path("sessions/", sessions.SessionList.as_view()),
+    path("sessions/<uuid:id>/", sessions.SessionDetail.as_view()),
+    path("sessions/<uuid:id>/heartbeat/", sessions.SessionHeartbeat.as_view()),
+    path("sessions/<uuid:id>/reward/", sessions.SessionRewardView.as_view()),
+    path("sessions/<uuid:id>/close/", sessions.SessionClose.as_view()),
     path("queue/", execution.Queue.as_view()),
     path("nodes/", execution.NodeList.as_view()),
     path("nodes/<str:name>/drain/", execution.NodeDrain.as_view()),

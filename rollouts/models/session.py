@@ -10,6 +10,8 @@ from django.utils import timezone
 from .project import Project
 from .rollout import Rollout
 
+KEY_PREFIX = "prs"
+
 
 class Session(models.Model):
     """What a session has beyond its rollout: its key, its agent's signs of life, and its place in the gateway.
@@ -39,3 +41,8 @@ class Session(models.Model):
 
     def __str__(self) -> str:
         return str(self.rollout_id)
+
+    @property
+    def key_prefix(self) -> str:
+        """How its key begins: what may be shown of it."""
+        return f"{KEY_PREFIX}_{self.key_id}"

@@ -40,7 +40,13 @@ class Outcome(enum.StrEnum):
     ABANDONED = "abandoned"  # nobody wants it any more
 
 
-_SCORED = {Outcome.COMPLETED: Cause.COMPLETED, Outcome.MAX_TURNS: Cause.MAX_TURNS}
+_CAUSES = {
+    Outcome.COMPLETED: Cause.COMPLETED,
+    Outcome.MAX_TURNS: Cause.MAX_TURNS,
+    Outcome.FAILED: Cause.AGENT_FAILED,
+    Outcome.ABANDONED: Cause.CANCELLED,
+}
+_SCORED = (Outcome.COMPLETED, Outcome.MAX_TURNS)
 
 
 def give_reward(*, session: Session, components: Sequence[RewardComponent]) -> None:
@@ -48,7 +54,9 @@ def give_reward(*, session: Session, components: Sequence[RewardComponent]) -> N
     score = _checked(components)
     stored = [{"name": c.name, "value": c.value, "weight": c.weight, "detail": dict(c.detail)} for c in score.components]
     with transaction.atomic():
-        _open_rollout(session)
+        rollout = _locked(session)
+        if rollout.state != State.RUNNING.value:
+            raise ended(rollout)
         Session.objects.filter(pk=session.pk).update(reward=storable_json(stored))
 
 
@@ -63,14 +71,18 @@ def close_session(
     """End a session.
 
     The reward is what is given here, or was before. Without one the environment scores the artefacts where it can do that
-    without a sandbox, and else the reward is null. What failed or was abandoned has none.
+    without a sandbox, and else the reward is null. What failed or was abandoned has none. Saying the same again is harmless.
     """
     if components is not None and outcome not in _SCORED:
         raise Refused.field("/reward", f"A session that {outcome.value} has no reward. Leave it out, or say another outcome.")
     given = None if components is None else _checked(components)
     with transaction.atomic():
-        rollout = _open_rollout(session)
-        termination = Termination(Phase.RUN, _SCORED.get(outcome, Cause.AGENT_FAILED), detail)
+        rollout = _locked(session)
+        if _is_repeated(rollout, outcome, given):
+            return rollout
+        if rollout.state != State.RUNNING.value:
+            raise ended(rollout)
+        termination = Termination(Phase.RUN, _CAUSES[outcome], detail)
         _keep(rollout, termination, dict(artefacts or {}))
         if outcome is Outcome.ABANDONED:
             guard = Guard([State.RUNNING], rollout.attempt)
@@ -97,13 +109,16 @@ def give_up_session(rollout: Rollout, termination: Termination) -> None:
     )
 
 
-def _open_rollout(session: Session) -> Rollout:
-    """The rollout of an open session, locked until the transaction ends. Raises `Conflict` when it has ended."""
+def _locked(session: Session) -> Rollout:
+    """Its rollout, which nobody moves until the transaction ends."""
     rollouts = Rollout.objects.select_for_update(of=("self",)).select_related("environment", "run", "session")
-    rollout = rollouts.get(pk=session.pk)
-    if rollout.state != State.RUNNING.value:
-        raise ended(rollout)
-    return rollout
+    return rollouts.get(pk=session.pk)
+
+
+def _is_repeated(rollout: Rollout, outcome: Outcome, given: Score | None) -> bool:
+    """Whether it was closed just so before: the answer may have been lost."""
+    cause = _CAUSES[outcome].value
+    return rollout.termination_cause == cause and (given is None or given.total == rollout.reward)
 
 
 def _checked(components: Sequence[RewardComponent]) -> Score:

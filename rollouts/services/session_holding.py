@@ -19,10 +19,11 @@ from django.db.models.functions import Now
 
 from rollouts.lifecycle import Cause, Phase, State, Termination
 from rollouts.models import Rollout, Session
+from rollouts.models.session import KEY_PREFIX
 
 from .keys import digest
 from .session_closing import give_up_session
-from .sessions import KEY_PREFIX, why_ended
+from .sessions import why_ended
 
 _MISSED_BEATS = 3  # after which a holder is not waited for
 

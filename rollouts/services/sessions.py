@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -19,17 +20,19 @@ from django.db.models.functions import Now
 from rollouts.environments.external import EXTERNAL
 from rollouts.lifecycle import GATEWAY, State
 from rollouts.models import Environment, Policy, Project, Rollout, Run, Session, WorkerProcess
+from rollouts.models.session import KEY_PREFIX
 
 from .budgets import admit_in_flight
 from .cancel import cancel_rollouts
 from .errors import Conflict, FieldError, Refused, Unavailable
 from .keys import digest
 from .registry import create_environment
+from .storable import storable_json
 from .submit import GroupRequest, create_run, submit_groups
 from .transition import Guard, move
 
-KEY_PREFIX = "prs"
 SHORTEST_TTL_SECONDS, DEFAULT_TTL_SECONDS, LONGEST_TTL_SECONDS = 5, 600, 7 * 86_400
+_LONGEST_HEARTBEAT_SECONDS = 60.0
 _RUN_NAME = "sessions"  # of the run that takes the sessions for which none is named
 
 
@@ -63,19 +66,20 @@ def open_session(
     `run` is the id or name of a run; with `policy` alone the session goes to a run of its own kind. It counts against all
     limits of the run and its project, and begins at once or is refused: an agent that is there does not queue.
     """
+    metadata = storable_json(dict(metadata or {}))
     if not SHORTEST_TTL_SECONDS <= ttl_seconds <= LONGEST_TTL_SECONDS:
         raise Refused.field("/ttl_seconds", f"Must be between {SHORTEST_TTL_SECONDS} and {LONGEST_TTL_SECONDS}.")
     holder = _some_gateway()
     with transaction.atomic():
         chosen = _run_of(project, run, policy)
-        rollout = _begin(_submit(chosen, task, metadata or {}), holder)
+        rollout = _begin(_submit(chosen, task, metadata), holder)
         admit_in_flight(run=chosen)
         key_id, key = _new_key()
         session = Session.objects.create(
             rollout=rollout,
             project=project,
             opened_by=opened_by[:200],
-            metadata=dict(metadata or {}),
+            metadata=metadata,
             key_id=key_id,
             key_sha256=digest(key),
             ttl_seconds=ttl_seconds,
@@ -100,6 +104,17 @@ def heartbeat(*, session: Session) -> Session:
     if not kept:
         raise ended(Rollout.objects.get(pk=session.pk))
     return _fresh(session)
+
+
+def heartbeat_seconds(session: Session) -> float:
+    """How often its agent should give a sign of life while it calls no model."""
+    return min(session.ttl_seconds / 3, _LONGEST_HEARTBEAT_SECONDS)
+
+
+def base_urls() -> dict[str, str]:
+    """Where agents' clients find the gateway, by the API that they speak."""
+    root = settings.GATEWAY_URL.rstrip("/")
+    return {"openai": f"{root}/v1", "anthropic": root, "google": root}
 
 
 def cancel_session(*, session: Session) -> int:
