@@ -31,11 +31,11 @@ class Trajectory:
         """The trainer's view: append-only sequences with a mask of what was sampled. Empty when the server gave no ids."""
         if not any(call.sampled_ids for call in self.model_calls):
             return []
-        return TokenBuffer.from_calls(map(_record, self.model_calls)).segments
+        return TokenBuffer.from_calls(map(record_of, self.model_calls)).segments
 
     def exchanges(self) -> list[Exchange]:
         """The full prompt of every model call, beside what was sampled."""
-        return reconstruct(map(_record, self.model_calls))
+        return reconstruct(map(record_of, self.model_calls))
 
 
 def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict[UUID, Trajectory]:
@@ -62,7 +62,8 @@ def _newest(model: type[_Row], ids: Iterable[UUID]) -> QuerySet[_Row]:
     return model._default_manager.filter(rollout_id__in=list(ids), attempt=F("rollout__attempt"))
 
 
-def _record(call: ModelCall) -> ModelCallRecord:
+def record_of(call: ModelCall) -> ModelCallRecord:
+    """A stored call as the token code knows it."""
     return ModelCallRecord(
         turn=call.turn,
         segment=call.segment,
