@@ -119,8 +119,10 @@ class Harness:
     async def run(self, ctx: RunContext) -> Termination:
         assert ctx.sandbox is not None and ctx.gateway is not None  # noqa: S101 - every RUN worker gives both
         async with ctx.gateway.open(ctx.sandbox, max_calls=ctx.config.max_calls) as model:
-            left = ctx.budget.deadline.left
-            seconds = left - min(_KEEP_SECONDS, left * _KEEP_SHARE)
+            deadline = ctx.budget.deadline
+            # When the attempt's time runs out, all is begun anew and nothing to be kept: then its deadline itself shall strike.
+            reserve = -_KEEP_SECONDS if deadline.of_attempt else min(_KEEP_SECONDS, deadline.left * _KEEP_SHARE)
+            seconds = deadline.left - reserve
             result = await self._carry_out(ctx, ctx.sandbox, model, seconds)
             if model.failure is not None:
                 raise model.failure
@@ -183,8 +185,6 @@ class Harness:
             detail = f"{result.limit_exceeded}: what the agent ran exceeded it"
             return Termination(Phase.RUN, Cause.SANDBOX_LIMIT, detail)
         if result.timed_out:
-            if ctx.budget.deadline.of_attempt:
-                raise ctx.budget.deadline.error("the agent ran")
             return Termination(Phase.RUN, Cause.AGENT_TIMEOUT, f"the agent was ended after {seconds:.0f} s")
         if result.exit_code != 0 and model.overflowed:
             return Termination(Phase.RUN, Cause.CONTEXT_OVERFLOW, "a call's prompt left no room in the model's context")
