@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from rollouts.gateway.dialects.base import Dialect, Part
 from rollouts.gateway.directory import SessionDirectory
-from rollouts.gateway.errors import CallRefused, Kind, SessionClosed
+from rollouts.gateway.errors import CallRefused, Kind, SessionClosed, SessionMoved
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.requests import ModelRequest
 from rollouts.gateway.session import AgentSession
@@ -181,6 +181,8 @@ def as_refusal(exc: Exception) -> CallRefused:
     """What to answer for whatever came up."""
     if isinstance(exc, CallRefused):
         return exc
+    if isinstance(exc, SessionMoved):
+        return CallRefused(Kind.NO_SERVER, exc.reason, retry_after=1)
     if isinstance(exc, SessionClosed):
         return CallRefused(Kind.CLOSED, exc.reason)
     logger.error("a call of an agent failed", exc_info=exc)

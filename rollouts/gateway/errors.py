@@ -49,3 +49,7 @@ class SessionClosed(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class SessionMoved(SessionClosed):
+    """Another process serves the session from now on: answered with a 503, since the same call will be served there."""

@@ -60,7 +60,7 @@ class SandboxGateway:
             access.url = f"http://127.0.0.1:{await sandbox.forward(server.serve)}"
             yield access
         finally:
-            await access.session.close("the agent's time is over")
+            await access.session.close(SessionClosed("the agent's time is over"))
             await server.close()
 
 
