@@ -14,8 +14,9 @@ from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.files.storage import storages
 
-from rollouts.llm.client import ModelClient
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.errors import ModelError
+from rollouts.llm.probe import probe
 from rollouts.models import LLMServer
 from sandboxes.errors import SandboxError
 from sandboxes.protocol import SandboxSpec
@@ -36,19 +37,15 @@ def model_servers() -> Iterator[Finding]:
 
 
 async def _probe_all(servers: list[LLMServer]) -> list[Finding]:
-    client = ModelClient()
-    try:
-        return await asyncio.gather(*(_probe(client, server) for server in servers))
-    finally:
-        await client.close()
+    return await asyncio.gather(*(_probe(server) for server in servers))
 
 
-async def _probe(client: ModelClient, server: LLMServer) -> Finding:
+async def _probe(server: LLMServer) -> Finding:
     name = f"{server.model} at {server.url}"
     begun = time.perf_counter()
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            found = await client.probe(server.url, api_key=server.api_key)
+            found = await probe(server.url, api_key=server.api_key, model=server.model)
     except TimeoutError:
         reason = f"did not answer within {_PATIENCE_SECONDS:g} s"
     except ModelError as error:
@@ -56,7 +53,8 @@ async def _probe(client: ModelClient, server: LLMServer) -> Finding:
     else:
         if server.model not in found.models:
             return fail("models", f"{name} serves {', '.join(found.models)} now", "Register the server again with its model.")
-        if not (found.returns_token_ids and found.returns_logprobs):
+        exact = {Feature.TOKEN_IDS, Feature.LOGPROBS}
+        if exact <= set(server.capabilities.get("features", exact)) and not exact <= found.features:
             return fail("models", f"{name} returns no token ids or no logprobs", "Use vLLM 0.10.2 or newer.")
         return ok("models", f"{name} sampled a token in {(time.perf_counter() - begun) * 1000:.0f} ms")
     return fail("models", f"{name} for policy {server.policy.name}: {reason}", "Start it, or remove it from the policy.")

@@ -12,7 +12,8 @@ from django.utils.safestring import SafeString
 
 from rollouts.models import LLMServer, Policy
 from rollouts.services.errors import Refused
-from rollouts.services.servers import probe_servers, register_server, remove_server, set_server_state
+from rollouts.services.server_health import probe_servers
+from rollouts.services.servers import register_server, remove_server, set_server_state
 
 from .base import ModelForm, OurAdmin, add_refusal, pretty
 
@@ -101,7 +102,7 @@ class LLMServerAdmin(OurAdmin):
     list_filter = ["admission", "health", "project"]
     list_select_related = ["policy", "project"]
     search_fields = ["url", "model"]
-    actions = ["probe", "pause", "resume"]
+    actions = ["probe", "pause", "drain", "resume"]
 
     def get_form(self, request: HttpRequest, obj: LLMServer | None = None, change: bool = False, **kwargs: Any) -> Any:
         kwargs["form"] = EditServerForm if change else RegisterServerForm
@@ -132,16 +133,20 @@ class LLMServerAdmin(OurAdmin):
         for server in queryset:
             remove_server(server=server)
 
-    @admin.action(description="Probe now (all that are not paused)", permissions=["change"])
+    @admin.action(description="Probe now", permissions=["change"])
     def probe(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
-        probe_servers()
-        for server in queryset:
+        probe_servers(list(queryset))
+        for server in queryset.all():
             level = messages.SUCCESS if server.state == LLMServer.Health.LIVE else messages.WARNING
             self.message_user(request, f"{server}: {server.state}. {server.last_error}", level)
 
-    @admin.action(description="Pause: running rollouts finish, new ones go elsewhere", permissions=["change"])
+    @admin.action(description="Pause: take no calls; turns go elsewhere or wait", permissions=["change"])
     def pause(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
         self._set_state(request, queryset, "paused")
+
+    @admin.action(description="Drain: keep its rollouts, get no new ones", permissions=["change"])
+    def drain(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
+        self._set_state(request, queryset, "draining")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, queryset: QuerySet[LLMServer]) -> None:
@@ -149,5 +154,9 @@ class LLMServerAdmin(OurAdmin):
 
     def _set_state(self, request: HttpRequest, queryset: QuerySet[LLMServer], state: str) -> None:
         for server in queryset:
-            set_server_state(server=server, state=state)
-        self.message_user(request, f"{len(queryset)} now {state}.", messages.SUCCESS)
+            try:
+                set_server_state(server=server, state=state)
+            except Refused as refused:
+                self.message_user(request, f"{server}: {refused.detail} {refused.errors[0].detail}", messages.ERROR)
+            else:
+                self.message_user(request, f"{server}: now {state}.", messages.SUCCESS)

@@ -61,10 +61,25 @@ class NewServer(Body):
     policy_version: int = Field(0, ge=0, le=_MAX_INT)
     capacity: int = Field(64, ge=1, le=_MAX_INT, description="Rollouts it takes at once.")
     api_key: str = Field("", max_length=200, description="Sent to it as a bearer token. Never shown again.")
+    tokenizer: str = Field(
+        "", max_length=500, description="Directory of the model's tokenizer files on the workers; empty: the server renders."
+    )
+    tool_format: str = Field("", max_length=30, description="How the model writes tool calls; empty: hermes.")
+    max_model_len: int | None = Field(
+        None, ge=1, le=_MAX_INT, description="Tokens of context; null: as the server tells, which is also the most."
+    )
+    allow_text_only: bool = Field(False, description="Take a server without token ids or logprobs, for evaluation only.")
 
 
 class ServerChange(Body):
-    state: Literal["live", "paused"]
+    """What is left out or null stays."""
+
+    state: Literal["live", "draining", "paused"] | None = None
+    capacity: int | None = Field(None, ge=1, le=_MAX_INT)
+    policy_version: int | None = Field(None, ge=0, le=_MAX_INT, description="The weights that it serves now.")
+    api_key: str | None = Field(None, max_length=200, description="The server is probed with it.")
+    tokenizer: str | None = Field(None, max_length=500, description="Proven equal to the server; empty: the server renders.")
+    tool_format: str | None = Field(None, max_length=30)
 
 
 class Drain(Body):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx
 
@@ -27,6 +27,7 @@ from .types import (
     Include,
     Limits,
     LLMServer,
+    NewServer,
     Page,
     Project,
     RescoreCounts,
@@ -36,6 +37,7 @@ from .types import (
     RolloutDetail,
     Run,
     RunDetail,
+    ServerChange,
     StoredTask,
     SubmittedGroup,
     Task,
@@ -103,15 +105,21 @@ class AsyncClient:
         """Add up to 10,000 tasks, all or none. Look at `quarantined`: such tasks are kept but never rolled out."""
         return await self._send(calls.add_tasks(dataset_id, tasks))
 
-    async def register_server(
-        self, url: str, policy: str, *, model: str = "", policy_version: int = 0, capacity: int = 64, api_key: str = ""
-    ) -> LLMServer:
+    async def register_server(self, url: str, policy: str, **settings: Unpack[NewServer]) -> LLMServer:
         """Let an inference server (its root, without /v1) serve a policy. The service probes it first."""
-        return await self._send(calls.register_server(url, policy, model, policy_version, capacity, api_key))
+        return await self._send(calls.register_server(url, policy, settings))
 
-    async def set_server_state(self, server_id: Id, state: Literal["live", "paused"]) -> LLMServer:
-        """Pause a server, or let it take part again."""
-        return await self._send(calls.set_server_state(server_id, state))
+    async def server(self, server_id: Id) -> LLMServer:
+        """An LLM server with its state and load."""
+        return await self._send(calls.server(server_id))
+
+    async def change_server(self, server_id: Id, **changes: Unpack[ServerChange]) -> LLMServer:
+        """Change what is named. With another key or tokenizer the server is probed again."""
+        return await self._send(calls.change_server(server_id, changes))
+
+    async def set_server_state(self, server_id: Id, state: Literal["live", "draining", "paused"]) -> LLMServer:
+        """Let a server take part, keep its rollouts and get no new ones (draining), or take no calls (paused)."""
+        return await self._send(calls.change_server(server_id, {"state": state}))
 
     async def remove_server(self, server_id: Id) -> None:
         """Forget a server."""

@@ -132,13 +132,16 @@ def add_tasks(dataset_id: Id, tasks: Iterable[TaskSpec]) -> Call[list[StoredTask
     return _create(path_of("datasets", dataset_id, "tasks"), {"tasks": list(tasks)}, "tasks")
 
 
-def register_server(url: str, policy: str, model: str, policy_version: int, capacity: int, api_key: str) -> Call[LLMServer]:
-    body = {"url": url, "policy": policy, "model": model, "policy_version": policy_version, "capacity": capacity}
-    return _create("/llm-servers/", {**body, "api_key": api_key})
+def register_server(url: str, policy: str, settings: Mapping[str, Any]) -> Call[LLMServer]:
+    return _create("/llm-servers/", {"url": url, "policy": policy, **settings})
 
 
-def set_server_state(server_id: Id, state: str) -> Call[LLMServer]:
-    return Call("PATCH", path_of("llm-servers", server_id), {"state": state})
+def server(server_id: Id) -> Call[LLMServer]:
+    return Call("GET", path_of("llm-servers", server_id))
+
+
+def change_server(server_id: Id, changes: Mapping[str, Any]) -> Call[LLMServer]:
+    return Call("PATCH", path_of("llm-servers", server_id), dict(changes))
 
 
 def remove_server(server_id: Id) -> Call[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx
 
@@ -26,6 +26,7 @@ from .types import (
     Include,
     Limits,
     LLMServer,
+    NewServer,
     Page,
     Project,
     RescoreCounts,
@@ -35,6 +36,7 @@ from .types import (
     RolloutDetail,
     Run,
     RunDetail,
+    ServerChange,
     StoredTask,
     SubmittedGroup,
     Task,
@@ -100,15 +102,21 @@ class Client:
         """Add up to 10,000 tasks, all or none. Look at `quarantined`: such tasks are kept but never rolled out."""
         return self._send(calls.add_tasks(dataset_id, tasks))
 
-    def register_server(
-        self, url: str, policy: str, *, model: str = "", policy_version: int = 0, capacity: int = 64, api_key: str = ""
-    ) -> LLMServer:
+    def register_server(self, url: str, policy: str, **settings: Unpack[NewServer]) -> LLMServer:
         """Let an inference server (its root, without /v1) serve a policy. The service probes it first."""
-        return self._send(calls.register_server(url, policy, model, policy_version, capacity, api_key))
+        return self._send(calls.register_server(url, policy, settings))
 
-    def set_server_state(self, server_id: Id, state: Literal["live", "paused"]) -> LLMServer:
-        """Pause a server, or let it take part again."""
-        return self._send(calls.set_server_state(server_id, state))
+    def server(self, server_id: Id) -> LLMServer:
+        """An LLM server with its state and load."""
+        return self._send(calls.server(server_id))
+
+    def change_server(self, server_id: Id, **changes: Unpack[ServerChange]) -> LLMServer:
+        """Change what is named. With another key or tokenizer the server is probed again."""
+        return self._send(calls.change_server(server_id, changes))
+
+    def set_server_state(self, server_id: Id, state: Literal["live", "draining", "paused"]) -> LLMServer:
+        """Let a server take part, keep its rollouts and get no new ones (draining), or take no calls (paused)."""
+        return self._send(calls.change_server(server_id, {"state": state}))
 
     def remove_server(self, server_id: Id) -> None:
         """Forget a server."""

@@ -109,12 +109,46 @@ class LLMServer(TypedDict):
     policy_version: int
     capacity: int
     max_model_len: int
-    state: Literal["live", "paused", "dead"]
+    state: str  # admission unless that is open, else health
+    admission: Literal["open", "draining", "paused", "asleep"]
+    health: Literal["live", "suspect", "dead", "recovering"]
+    health_since: str
+    failures: int
+    engine: Literal["vllm", "sglang", "openai"]
+    features: list[str]
+    tokenizer: str
+    tool_format: str
+    in_flight: int
+    load: dict[str, float]
     has_api_key: bool
     capabilities: dict[str, Any]
     last_probe_at: str | None
     last_error: str
     created_at: str
+
+
+class NewServer(TypedDict, total=False):
+    """What may be said of an LLM server when it is registered. `allow_text_only`: take one that training cannot use."""
+
+    model: str
+    policy_version: int
+    capacity: int
+    api_key: str
+    tokenizer: str
+    tool_format: str
+    max_model_len: int | None
+    allow_text_only: bool
+
+
+class ServerChange(TypedDict, total=False):
+    """What may be changed of an LLM server."""
+
+    state: Literal["live", "draining", "paused"]
+    capacity: int
+    policy_version: int
+    api_key: str
+    tokenizer: str
+    tool_format: str
 
 
 class Limits(TypedDict, total=False):

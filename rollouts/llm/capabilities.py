@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 
 class Feature(enum.StrEnum):
@@ -21,3 +22,20 @@ class Feature(enum.StrEnum):
     WEIGHT_VERSION = "weight_version"  # /weight_info and /update_weight_version
     LORA = "lora"  # /v1/load_lora_adapter
     SLEEP = "sleep"  # /sleep and /wake_up
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a probe found of `model`, one of the `models` that the server serves.
+
+    `max_model_len` is None when the server does not tell. `version` is the server's own, `weight_version` what it says of its
+    weights; both are empty when it says nothing.
+    """
+
+    models: tuple[str, ...]
+    model: str
+    engine: str  # vllm, sglang or openai
+    max_model_len: int | None
+    features: frozenset[Feature]
+    version: str
+    weight_version: str

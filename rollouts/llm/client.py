@@ -13,7 +13,7 @@ from rollouts.llm.messages import as_sent
 from rollouts.llm.tokens import LocalTokenizers
 from rollouts.llm.transport import Transport
 from rollouts.llm.turns import Tools, TurnRenderer
-from rollouts.llm.types import Capabilities, ChatMessage, Completion, Piece, Sampling, ServerAddress
+from rollouts.llm.types import ChatMessage, Completion, Piece, Sampling, ServerAddress
 from rollouts.llm.wire import Streamed, Wire, wire_of
 
 # What is to be done with each piece of a streamed reply; it may wait, and then the stream does.
@@ -106,44 +106,9 @@ class ModelClient:
             raise ModelError("the answer has no 'prompt'", retryable=True)
         return text
 
-    async def probe(self, url: str, *, api_key: str = "") -> Capabilities:
-        """Find out what the server at `url` (its root, without /v1) can do, by asking it for one token."""
-        url = url.rstrip("/")
-        listing = await self._transport.request("GET", f"{url}/v1/models", api_key=api_key, timeout=HELPER_TIMEOUT)
-        models = [m for m in listing.get("data") or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
-        if not models:
-            raise ModelError(f"{url} serves no model", retryable=True)
-        length = models[0].get("max_model_len")
-        server = ServerAddress(url, models[0]["id"], "", 0, length if isinstance(length, int) else 4096, api_key=api_key)
-        try:
-            prompt = await self.render(server, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
-            tokenize = True
-        except ModelError as exc:
-            if exc.retryable:
-                raise
-            prompt, tokenize = [1], False
-        completion = await self.generate(server, prompt, Sampling(max_tokens=1), timeout=HELPER_TIMEOUT)
-        return Capabilities(
-            models=tuple(m["id"] for m in models),
-            max_model_len=length if isinstance(length, int) else None,
-            returns_token_ids=bool(completion.token_ids),
-            returns_logprobs=completion.logprobs is not None,
-            tokenize=tokenize,
-            version=await self._version(url, api_key),
-        )
-
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         await self._transport.close()
-
-    async def _version(self, url: str, api_key: str) -> str:
-        try:
-            answer = await self._transport.request("GET", f"{url}/version", api_key=api_key, timeout=HELPER_TIMEOUT)
-        except ModelError as exc:
-            if exc.retryable:
-                raise
-            return ""
-        return str(answer.get("version", ""))
 
     async def _stream(self, server: ServerAddress, wire: Wire, body: dict[str, Any], timeout: float, emit: Emit) -> Streamed:
         streamed = Streamed(wire)

@@ -108,22 +108,6 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Capabilities:
-    """What a server turned out to offer when it was probed.
-
-    `max_model_len` is the first model's, None when the server does not tell. `tokenize` means that `/tokenize` renders chat
-    messages to ids; without it this platform's own agent loop cannot use the server.
-    """
-
-    models: tuple[str, ...]
-    max_model_len: int | None
-    returns_token_ids: bool
-    returns_logprobs: bool
-    tokenize: bool
-    version: str
-
-
-@dataclass(frozen=True)
 class ModelCallRecord:
     """One model call as stored.
 

@@ -73,7 +73,7 @@ class NodeLoad:
 class PolicyLoad:
     """One policy's LLM servers, in rollouts."""
 
-    capacity: int = 0  # of its live servers
+    capacity: int = 0  # of the servers that are given rollouts now
     running: int = 0  # in RUN, or on their way to it
     ahead: int = 0  # these, and those that will want a server next
 
@@ -118,9 +118,7 @@ WHERE w.stopped_at IS NULL AND w.lost_at IS NULL AND w.lease_expires_at > now() 
 GROUP BY w.node, w.stage, n.name
 """
 
-_SERVERS = (
-    "SELECT policy_id, sum(capacity) FROM rollouts_llmserver WHERE admission = 'open' AND health = 'live' GROUP BY policy_id"
-)
+_SERVERS = "SELECT policy_id, sum(room) FROM rollouts_usable_servers(now(), %(slow_start)s) GROUP BY policy_id"
 
 # Sessions take room of LLM servers, runs and projects, but of no node: their agents run elsewhere.
 # Of queued rollouts only those with a hint on its way: however many are queued, these are few and have an index.
@@ -163,7 +161,7 @@ def read_load() -> Load:
             node.stages[limited].open = finishing or node.draining is Draining.NO
         if broken:
             node.stages[Stage.INIT].open = False
-    for policy_id, capacity in execute_prepared(_SERVERS):
+    for policy_id, capacity in execute_prepared(_SERVERS, {"slow_start": settings.SLOW_START_SECONDS}):
         load.policy(policy_id).capacity = capacity
     for state, name, situation, run_id, project_id, policy_id, n in execute_prepared(_IN_HAND):
         load.runs[run_id] += n

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 
 from rollouts.environments import registry
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
-from rollouts.models import Dataset, Environment, LLMServer, Policy, Project, Task
+from rollouts.lifecycle import State
+from rollouts.models import Dataset, Environment, LLMServer, Policy, Project, Rollout, Task
 
 
 class TaskCounts(NamedTuple):
@@ -61,4 +63,8 @@ def policies_of(project: Project) -> QuerySet[Policy]:
 
 
 def servers_of(project: Project) -> QuerySet[LLMServer]:
-    return LLMServer.objects.filter(project=project).select_related("policy")
+    """With `in_flight`, the number of rollouts that run on each."""
+    running = Rollout.objects.filter(llm_server=OuterRef("pk"), state=State.RUNNING.value).order_by()
+    counted = running.values("llm_server").annotate(n=Count("pk")).values("n")
+    servers = LLMServer.objects.filter(project=project).select_related("policy")
+    return servers.annotate(in_flight=Coalesce(Subquery(counted), 0))

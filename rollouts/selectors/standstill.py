@@ -71,7 +71,9 @@ def _sandbox_problem(names: Iterable[str]) -> Node | None:
 
 def _missing_servers(run: Run) -> Iterator[Obstacle]:
     if not LLMServer.objects.filter(
-        policy=run.policy, admission=LLMServer.Admission.OPEN, health=LLMServer.Health.LIVE
+        policy=run.policy,
+        admission=LLMServer.Admission.OPEN,
+        health__in=(LLMServer.Health.LIVE, LLMServer.Health.RECOVERING),
     ).exists():
         yield Obstacle(
             f"No live LLM server serves the policy {run.policy.name}.",

@@ -21,7 +21,7 @@ from rollouts.llm.types import ServerAddress
 from rollouts.models import LLMServer
 from rollouts.services.assign import SLACK, SeenServer, move_rollout, see_servers
 from rollouts.services.holds import note_quiet
-from rollouts.services.servers import note_failed_calls
+from rollouts.services.server_health import note_failed_calls
 
 from .database import Database
 

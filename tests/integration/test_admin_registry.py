@@ -144,8 +144,9 @@ def test_servers_are_paused_resumed_and_probed_from_the_list(domain: Domain, adm
         return LLMServer.objects.get().state
 
     assert act("pause") == "paused"
+    assert act("drain") == "draining"
     assert act("resume") == "live"
-    assert act("probe") == "dead"
+    assert act("probe") == "suspect"
 
 
 def test_a_rollout_can_be_read_and_cancelled_but_not_edited(domain: Domain, admin_client: Client) -> None:

@@ -188,23 +188,6 @@ async def test_256_calls_at_once_share_the_client(client):
         assert time.monotonic() - started < 10, "the calls did not run side by side"
 
 
-async def test_probe_tells_what_a_server_offers(client, server):
-    found = await client.probe(server.url + "/")
-    assert found.models == ("scripted",)
-    assert found.max_model_len == 8192
-    assert found.returns_token_ids
-    assert found.returns_logprobs
-    assert found.tokenize
-    assert found.version
-
-
-async def test_probe_tells_what_a_server_lacks(client, server):
-    server.switches.omit_token_ids = server.switches.omit_logprobs = True
-    found = await client.probe(server.url)
-    assert not found.returns_token_ids
-    assert not found.returns_logprobs
-
-
 @pytest.fixture
 async def odd_server() -> AsyncIterator[Callable[[str, Callable[[web.Request], Awaitable[web.Response]]], Awaitable[str]]]:
     """Starts a server with one odd answer to POST and returns its URL."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from rollouts.llm.server_metrics import SHOWN
 from rollouts.models import Dataset, Environment, LLMServer, Policy, Task
 
 
@@ -82,7 +83,13 @@ class LLMServerSerializer(serializers.ModelSerializer[LLMServer]):
     """Without its API key, which is never shown."""
 
     policy = serializers.CharField(source="policy.name", read_only=True)
-    state = serializers.CharField(read_only=True, help_text="live, paused or dead")
+    state = serializers.CharField(
+        read_only=True,
+        help_text="What was asked for unless that is to take part (draining, paused, asleep), else its health.",
+    )
+    features = serializers.SerializerMethodField(help_text="What a probe found that it offers.")
+    load = serializers.SerializerMethodField(help_text="From its last metrics; a share is between 0 and 1.")
+    in_flight = serializers.IntegerField(read_only=True, help_text="Rollouts that run on it.")
     has_api_key = serializers.SerializerMethodField()
 
     class Meta:
@@ -96,6 +103,16 @@ class LLMServerSerializer(serializers.ModelSerializer[LLMServer]):
             "capacity",
             "max_model_len",
             "state",
+            "admission",
+            "health",
+            "health_since",
+            "failures",
+            "engine",
+            "features",
+            "tokenizer",
+            "tool_format",
+            "in_flight",
+            "load",
             "has_api_key",
             "capabilities",
             "last_probe_at",
@@ -106,3 +123,9 @@ class LLMServerSerializer(serializers.ModelSerializer[LLMServer]):
 
     def get_has_api_key(self, server: LLMServer) -> bool:
         return bool(server.api_key)
+
+    def get_features(self, server: LLMServer) -> list[str]:
+        return list(server.capabilities.get("features", ()))
+
+    def get_load(self, server: LLMServer) -> dict[str, float]:
+        return {name: value for name, value in server.load.items() if name in SHOWN}

@@ -36,7 +36,7 @@ class LLMServerList(ListView):
     @idempotent
     def post(self, request: Request) -> Response:
         server = servers.register_server(project=self.project, **self.body(NewServer).model_dump())
-        return Response(LLMServerSerializer(server).data, status=201)
+        return Response(LLMServerSerializer(find(servers_of(self.project), server.id)).data, status=201)
 
 
 class LLMServerDetail(ApiView):
@@ -46,10 +46,11 @@ class LLMServerDetail(ApiView):
     def get(self, request: Request, id: UUID) -> Response:
         return Response(LLMServerSerializer(find(servers_of(self.project), id)).data)
 
-    @documented("change_llm_server", "Pause an LLM server, or let it take part again", LLMServerSerializer, body=ServerChange)
+    @documented("change_llm_server", "Drain, pause, resume or change an LLM server", LLMServerSerializer, body=ServerChange)
     def patch(self, request: Request, id: UUID) -> Response:
         server = find(servers_of(self.project), id)
-        servers.set_server_state(server=server, state=self.body(ServerChange).state)
+        changes = servers.ServerChanges(**self.body(ServerChange).model_dump())
+        servers.change_server(server=server, changes=changes)
         return Response(LLMServerSerializer(find(servers_of(self.project), id)).data)
 
     @documented("remove_llm_server", "Forget an LLM server", None, status=204)

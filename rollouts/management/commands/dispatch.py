@@ -17,16 +17,19 @@ from django.db import OperationalError, connection
 from prorl_site.celery import app
 from prorl_site.database import own_connection
 from prorl_site.garbage import collect_rarely
+from rollouts.services.announcements import release_abandoned_holds
 from rollouts.services.cancel import finish_cancels
 from rollouts.services.dispatch import MAINTENANCE_QUEUE, due_hints, end_waits, unmark
 from rollouts.services.metering import meter
+from rollouts.services.overtaken import end_gone
 from rollouts.services.reap import reap
 from rollouts.services.rescoring import take_back_rescorings
 from rollouts.services.retention import prune
-from rollouts.services.servers import probe_servers
+from rollouts.services.server_health import probe_due
 from rollouts.services.tallies import keep_tallies
 from rollouts.services.transition import DISPATCH_CHANNEL
 from rollouts.services.usage import keep_accounts
+from rollouts.services.weight_updates import update_weights
 from sandboxes.images.services.builds import note_news, take_back_lost_builds
 
 logger = logging.getLogger(__name__)
@@ -65,7 +68,10 @@ STEPS = (
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("announce builds of images", announce_builds, 0.5),
     Step("take back builds of images", take_back_lost_builds, 5.0),
-    Step("probe LLM servers", probe_servers, settings.PROBE_SECONDS),
+    Step("probe LLM servers", probe_due, min(1.0, settings.PROBE_SECONDS)),
+    Step("update weights", update_weights, 0.25),
+    Step("release holds", release_abandoned_holds, 5.0),
+    Step("end what no server will serve", end_gone, 10.0),
     Step("count what finished", meter, 2.0),
     Step("sum up runs", keep_tallies, 2.0),
     Step("prune", prune, 3600.0),

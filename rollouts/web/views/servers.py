@@ -17,7 +17,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 from rollouts.models import LLMServer
 from rollouts.selectors.server_rows import fleets, policies_of
 from rollouts.services.errors import Refused
-from rollouts.services.servers import probe_servers, remove_server, set_server_state
+from rollouts.services.server_health import probe_servers
+from rollouts.services.servers import remove_server, set_server_state
 from rollouts.web.access import chosen_projects, visible_or_404, visible_projects
 from rollouts.web.conditional import part
 
@@ -27,7 +28,7 @@ POLL_SECONDS = 5
 def _context(request: HttpRequest) -> dict[str, Any]:
     projects = chosen_projects(request)
     return {
-        "fleets": fleets(policies_of(projects)),
+        "fleets": [fleet for fleet in fleets(policies_of(projects)) if fleet.rows],
         "may_change": request.user.has_perm("rollouts.change_llmserver"),
         "may_remove": request.user.has_perm("rollouts.delete_llmserver"),
         "poll_seconds": POLL_SECONDS,
@@ -69,7 +70,7 @@ _ACTIONS = {
         "It takes no calls until it is resumed. Turns go to another server of the policy, or wait.",
     ),
     "resume": Action("Resume", lambda server: set_server_state(server=server, state="live"), "takes part again."),
-    "probe": Action("Probe", lambda server: probe_servers(), "was probed."),
+    "probe": Action("Probe", lambda server: probe_servers([server]), "was probed."),
     "remove": Action(
         "Remove",
         lambda server: remove_server(server=server),

@@ -1,0 +1,123 @@
+"""Watching LLM servers: probes of the dispatcher's, and calls of workers that failed. The rules are in `scheduling.health`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import aiohttp
+from django.conf import settings
+from django.db import connection
+from django.db.models import Q
+from django.utils import timezone
+
+from rollouts.llm.client import ModelClient
+from rollouts.llm.errors import ModelError
+from rollouts.llm.probe import samples_a_token
+from rollouts.llm.server_metrics import read_load
+from rollouts.models import LLMServer
+from rollouts.scheduling.health import Condition, Sight, after
+
+from .assign import address_of
+from .transition import DISPATCH_CHANNEL
+
+_SUSPECT_SECONDS = 1.0  # between probes of a server that has just failed
+_SAMPLE_SECONDS = 10.0  # for one token
+
+
+class _Finding(NamedTuple):
+    error: str  # empty: it is well
+    load: dict[str, Any]
+
+
+def probe_due() -> None:
+    """Probe the servers whose turn it is; those that are paused, asleep or given new weights are left in peace."""
+    watched = LLMServer.objects.filter(
+        admission__in=(LLMServer.Admission.OPEN, LLMServer.Admission.DRAINING), hold=LLMServer.Hold.NONE
+    )
+    now = timezone.now()
+    due = Q(last_probe_at=None) | Q(last_probe_at__lte=now - timedelta(seconds=settings.PROBE_SECONDS))
+    soon = now - timedelta(seconds=min(_SUSPECT_SECONDS, settings.PROBE_SECONDS))
+    due |= Q(health=LLMServer.Health.SUSPECT, last_probe_at__lte=soon)
+    probe_servers(list(watched.filter(due).select_related("policy")))
+
+
+def probe_servers(servers: Sequence[LLMServer]) -> None:
+    """Look at these servers now and note what was found."""
+    if not servers:
+        return
+    for server, finding in zip(servers, asyncio.run(_look_at_all(servers)), strict=True):
+        sight = Sight.FAILED_PROBE if finding.error else Sight.WELL
+        noted = {"last_error": finding.error[:300], "last_probe_at": timezone.now()}
+        if finding.load:
+            noted["load"] = finding.load
+        _note(server, sight, noted)
+
+
+def note_failed_calls(failures: Mapping[UUID, str]) -> None:
+    """Workers' calls have failed: server -> how. The servers get nothing new until a probe finds them well."""
+    trusted = LLMServer.objects.filter(id__in=failures, health__in=(LLMServer.Health.LIVE, LLMServer.Health.RECOVERING))
+    for server in trusted:
+        _note(server, Sight.FAILED_CALL, {"last_error": failures[server.id][:300]})
+
+
+def _note(server: LLMServer, sight: Sight, noted: dict[str, Any]) -> None:
+    """Nothing, when its health has changed since it was read."""
+    now = timezone.now()
+    seconds = (now - server.health_since).total_seconds()
+    then = after(Condition(server.health, server.failures, seconds), sight, slow_start=settings.SLOW_START_SECONDS)
+    noted |= {"health": then.health, "failures": then.failures}
+    if then.health != server.health:
+        noted["health_since"] = now
+    changed = LLMServer.objects.filter(id=server.id, health=server.health).update(**noted)
+    if changed and then.health != server.health:
+        wake_dispatcher()
+
+
+def wake_dispatcher() -> None:
+    """Servers that rollouts wait for may take them now."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, '')", [DISPATCH_CHANNEL])
+
+
+async def _look_at_all(servers: Sequence[LLMServer]) -> list[_Finding]:
+    client = ModelClient()
+    timeout = aiohttp.ClientTimeout(total=max(settings.PROBE_SECONDS, 1.0))
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            return await asyncio.gather(*(_look_at(server, session, client) for server in servers))
+    finally:
+        await client.close()
+
+
+async def _look_at(server: LLMServer, session: aiohttp.ClientSession, client: ModelClient) -> _Finding:
+    plain = server.engine == LLMServer.Engine.OPENAI  # it has no health endpoint of its own, and may take no ids
+    path = "/v1/models" if plain else "/health"
+    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    try:
+        async with session.get(server.url + path, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                return _Finding(f"{path} answered {response.status}", {})
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return _Finding(f"{path} did not answer: {type(error).__name__}", {})
+    if server.health != LLMServer.Health.LIVE and not plain:
+        try:
+            await samples_a_token(client, address_of(server), timeout=_SAMPLE_SECONDS)
+        except ModelError as error:
+            return _Finding(f"sampled no token: {error}", {})
+    return _Finding("", {} if plain else await _load_of(server, session))
+
+
+async def _load_of(server: LLMServer, session: aiohttp.ClientSession) -> dict[str, Any]:
+    """Empty when it has no metrics: that is nothing against its health."""
+    try:
+        async with session.get(f"{server.url}/metrics", allow_redirects=False) as response:
+            if response.status != 200:
+                return {}
+            return read_load(await response.text(), at=time.time(), before=server.load)
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return {}
