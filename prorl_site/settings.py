@@ -184,6 +184,7 @@ DRAIN_SECONDS = env.number("PRORL_DRAIN_SECONDS", 60, minimum=0)  # what a drain
 PROBE_SECONDS = env.number("PRORL_PROBE_SECONDS", 5, minimum=0.2)  # between health probes of an LLM server
 SLOW_START_SECONDS = env.number("PRORL_SLOW_START_SECONDS", 30, minimum=0)  # a new or recovered LLM server is filled slowly
 SERVER_WAIT_SECONDS = env.number("PRORL_SERVER_WAIT_SECONDS", 60, minimum=0)  # a turn waits for a dead LLM server to come back
+WEIGHT_UPDATE_SECONDS = env.number("PRORL_WEIGHT_UPDATE_SECONDS", 1800, minimum=1)  # after that an update has failed
 
 # --- Agents outside any sandbox ----------------------------------------------------------------------------------------------
 GATEWAY_PORT = env.integer("PRORL_GATEWAY_PORT", 8100, minimum=1)  # where `prorl gateway` listens

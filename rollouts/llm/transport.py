@@ -38,17 +38,22 @@ class Transport:
 
         Connect errors and 429/502/503/504 are tried again; a request whose answer was read never is. Raises `ModelError`.
         """
+        return _json_object(await self.command(method, url, body, api_key=api_key, timeout=timeout), url)
+
+    async def command(
+        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
+    ) -> bytes:
+        """The same for a request whose 200 answer need not be JSON."""
         payload = None if body is None else _payload(body)
         try:
             async with asyncio.timeout(timeout) as deadline:
                 async with await self._accepted(method, url, payload, api_key, deadline) as response:
-                    raw = await _read(response, url)
+                    return await _read(response, url)
         except TimeoutError as exc:
             raise ModelError(f"{url} did not answer within {timeout:g} s", retryable=True) from exc
         except ModelError as exc:
             exc.args = (_redact(str(exc), api_key),)
             raise
-        return _json_object(raw, url)
 
     async def stream(
         self,

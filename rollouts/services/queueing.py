@@ -17,7 +17,14 @@ from .transition import DISPATCH_CHANNEL
 
 _BATCH = 10_000
 # What differs between the rollouts of a submission. Everything else they have in common, and it is sent once.
-_OWN = {"id": "uuid", "group_id": "uuid", "task_id": "uuid", "environment_id": "uuid", "index": "int"}
+_OWN = {
+    "id": "uuid",
+    "group_id": "uuid",
+    "task_id": "uuid",
+    "environment_id": "uuid",
+    "index": "int",
+    "required_version": "int",
+}
 
 _INSERT = """
 WITH queued AS (
@@ -29,10 +36,10 @@ SELECT id, 0, state_changed_at, %s, '', state, '{{}}' FROM queued
 """
 
 
-def queue_rollouts(run: Run, groups: Sequence[Group]) -> None:
+def queue_rollouts(run: Run, groups: Sequence[Group], versions: Sequence[int | None]) -> None:
     """Insert the n rollouts of each group with their first event, and tell the dispatcher.
 
-    The groups' tasks must be loaded with their datasets.
+    The groups' tasks must be loaded with their datasets. `versions` are the policy versions they require, one for each group.
     """
     now = timezone.now()
     alike = Rollout(
@@ -51,7 +58,7 @@ def queue_rollouts(run: Run, groups: Sequence[Group]) -> None:
         values=", ".join("%s" for _ in fields),
         arrays=", ".join(f"%s::{kind}[]" for kind in _OWN.values()),
     )
-    rows = _rows(groups)
+    rows = _rows(groups, versions)
     with connection.cursor() as cursor:
         while batch := list(itertools.islice(rows, _BATCH)):
             arrays = [list(column) for column in zip(*batch, strict=True)]
@@ -67,9 +74,9 @@ def _refresh_statistics() -> None:
         cursor.execute("ANALYZE (SKIP_LOCKED) rollouts_rollout")
 
 
-def _rows(groups: Sequence[Group]) -> Iterator[tuple[UUID, UUID, UUID, UUID, int]]:
+def _rows(groups: Sequence[Group], versions: Sequence[int | None]) -> Iterator[tuple[UUID, UUID, UUID, UUID, int, int | None]]:
     """In the order of `_OWN`."""
-    for group in groups:
+    for group, version in zip(groups, versions, strict=True):
         environment_id = group.task.dataset.environment_id
         for index in range(group.n):
-            yield uuid7(), group.id, group.task_id, environment_id, index
+            yield uuid7(), group.id, group.task_id, environment_id, index, version

@@ -17,6 +17,7 @@ from rollouts.run_settings import RunSettings
 from .budgets import admit, check_limits, refuse_early
 from .errors import FieldError, Refused
 from .images import TaskNeed, check_task_images
+from .overtaken import check_required_version
 from .queueing import queue_rollouts
 from .registry import INLINE_PREFIX, check_payload, newest_environment
 
@@ -34,6 +35,7 @@ class GroupRequest(NamedTuple):
     key: str = ""
     environment: str = ""
     payload: Mapping[str, Any] | None = None
+    require_policy_version: int | None = None  # sampled from this version and no other
 
 
 def create_run(
@@ -70,7 +72,7 @@ def create_run(
 
 def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
     """Queue n rollouts for each group's task, within the limits of the run and its project."""
-    errors = _check_sizes(groups)
+    errors = _check_sizes(groups) or _check_versions(run, groups)
     total = sum(group.n for group in groups)
     if not errors:
         refuse_early(run=run, n=total)
@@ -84,7 +86,7 @@ def submit_groups(*, run: Run, groups: Sequence[GroupRequest]) -> list[Group]:
         tasks.store_inline()
         rows = [Group(run=run, task=task, n=group.n) for group, task in zip(groups, resolved, strict=True) if task is not None]
         Group.objects.bulk_create(rows, batch_size=_BATCH)
-        queue_rollouts(run, rows)
+        queue_rollouts(run, rows, [group.require_policy_version for group in groups])
         admit(run=run, n=total)
     return rows
 
@@ -98,6 +100,18 @@ def _check_sizes(groups: Sequence[GroupRequest]) -> list[FieldError]:
         FieldError(f"/groups/{place}/n", f"Must be between 1 and {MAX_GROUP_SIZE}.")
         for place, group in enumerate(groups)
         if not 1 <= group.n <= MAX_GROUP_SIZE
+    ]
+
+
+def _check_versions(run: Run, groups: Sequence[GroupRequest]) -> list[FieldError]:
+    places: dict[int, int] = {}
+    for place, group in enumerate(groups):
+        if group.require_policy_version is not None:
+            places.setdefault(group.require_policy_version, place)
+    return [
+        error
+        for version, place in places.items()
+        for error in check_required_version(run.policy, version, f"/groups/{place}/require_policy_version")
     ]
 
 
