@@ -57,6 +57,17 @@ def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict
     return found
 
 
+def stored_calls(rollout_id: UUID, attempt: int) -> list[ModelCallRecord]:
+    """The model calls of one attempt, in order, as they were recorded."""
+    calls = ModelCall.objects.filter(rollout_id=rollout_id, attempt=attempt).order_by("turn")
+    return [record_of(call) for call in calls]
+
+
+def message_count(rollout_id: UUID, attempt: int) -> int:
+    """How many messages one attempt has."""
+    return Message.objects.filter(rollout_id=rollout_id, attempt=attempt).count()
+
+
 def _newest(model: type[_Row], ids: Iterable[UUID]) -> QuerySet[_Row]:
     """Older attempts stay for the history; they are not the trajectory."""
     return model._default_manager.filter(rollout_id__in=list(ids), attempt=F("rollout__attempt"))

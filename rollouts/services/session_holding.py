@@ -17,10 +17,12 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from rollouts.lifecycle import Cause, Phase, State, Termination
-from rollouts.models import Rollout, Session
+from rollouts.lifecycle import Cause, Phase, Stage, State, Termination
+from rollouts.models import LLMServer, Rollout, Session
 from rollouts.models.session import KEY_PREFIX
 
+from .assign import move_rollout
+from .claim import Claim, load_claims
 from .keys import digest
 from .session_closing import give_up_session
 from .sessions import why_ended
@@ -86,6 +88,24 @@ def take_session(*, rollout_id: UUID, owner: UUID) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(_TAKE, {"session": rollout_id, "me": owner, "quiet": max(0.0, quiet)})
         return bool(cursor.fetchone()[0])
+
+
+class HeldSession(NamedTuple):
+    """A session as its gateway process needs it. `claim.server` is None while no LLM server has room for it."""
+
+    claim: Claim
+    policy: str
+
+
+def hold_session(*, rollout_id: UUID, owner: UUID, node: str) -> HeldSession | None:
+    """Take a session, and an LLM server for it; None as in `take_session`."""
+    if not take_session(rollout_id=rollout_id, owner=owner):
+        return None
+    rollout = Rollout.objects.select_related("run__policy").defer("artefacts").get(pk=rollout_id)
+    if not LLMServer.objects.filter(pk=rollout.llm_server_id).exists():
+        move_rollout(rollout_id=rollout_id, attempt=rollout.attempt, owner=owner)
+    [claim] = load_claims([rollout_id], owner, Stage.RUN, node)
+    return HeldSession(claim, rollout.run.policy.name)
 
 
 _OF_HOLDER = "FROM rollouts_rollout r WHERE r.id = s.rollout_id AND s.rollout_id = ANY(%s) AND r.lease_owner_id = %s"
