@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rollouts.gateway.branches import Branches, Key, Point, keys_of
 from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
 from rollouts.llm.route import Route
+from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
+from rollouts.llm.turns import Tools
 from rollouts.llm.types import ChatMessage, SegmentCause
 
 
@@ -24,12 +25,13 @@ class Plan:
 
     offer: Key
     keys: list[Key]
-    prompt_ids: list[int]
-    context_ids: list[int]
+    prompt_ids: list[int] = field(default_factory=list)
+    context_ids: list[int] = field(default_factory=list)
     segment: int | None = None
     point: Point | None = None
     answered: int = 0
     not_continued: SegmentCause | None = None  # why it begins a new segment although it goes on from an earlier reply
+    shown: Tools | None = None  # the tools, when the template has a place for them
 
 
 class Planner:
@@ -44,14 +46,15 @@ class Planner:
         """With `reserve`, a segment that the call can go on in is its own until `release`. Raises `ModelError`."""
         offer = _offer_key(request)
         keys = keys_of(request.messages)
+        plan = Plan(offer, keys, shown=await self._shown_tools(request))
         if same := self._branches.same_prompt(offer, keys):
-            ids = self._branches.ids(same)
-            return Plan(offer, keys, ids, ids)
+            plan.prompt_ids = plan.context_ids = self._branches.ids(same)
+            return plan
         found = self._branches.latest_point(offer, keys)
         if found is None:
-            ids = await self._render(request)
-            return Plan(offer, keys, ids, ids)
-        plan = Plan(offer, keys, [], [], point=found[0], answered=found[1])
+            plan.prompt_ids = plan.context_ids = await self._render(request, plan.shown)
+            return plan
+        plan.point, plan.answered = found
         if reserve and self._branches.reserve(found[0]):
             plan.segment = found[0].segment
         try:
@@ -60,6 +63,10 @@ class Planner:
             self.release(plan)
             raise
         return plan
+
+    def tool_format(self, plan: Plan) -> ToolFormat:
+        """How the model writes calls in reply: in its own way, unless it was told another."""
+        return tool_format(self._route.server.tool_format) if plan.shown else HERMES
 
     def release(self, plan: Plan) -> None:
         """The call is stored, or came to nothing."""
@@ -81,24 +88,22 @@ class Planner:
 
     async def _fill(self, plan: Plan, request: ModelRequest, point: Point, answered: int) -> None:
         """The ids of a plan that goes on from `point`."""
-        context = await self._continuation(request, point, answered)
+        context = await self._continuation(request, plan.shown, point, answered)
         if context is None:
             self.release(plan)
             plan.not_continued = _why_not(point)
-            plan.prompt_ids = plan.context_ids = await self._render(request)
+            plan.prompt_ids = plan.context_ids = await self._render(request, plan.shown)
             return
         plan.prompt_ids = self._branches.ids(point) + context
         plan.context_ids = plan.prompt_ids if plan.segment is None else context
 
-    async def _render(self, request: ModelRequest) -> list[int]:
-        tools = await self._shown_tools(request)
+    async def _render(self, request: ModelRequest, tools: Tools | None) -> list[int]:
         messages = request.messages if tools else in_words(request.messages, request.tools)
         return await self._client.render(self._route.server, messages, add_generation_prompt=True, tools=tools)
 
-    async def _continuation(self, request: ModelRequest, point: Point, answered: int) -> list[int] | None:
+    async def _continuation(self, request: ModelRequest, tools: Tools | None, point: Point, answered: int) -> list[int] | None:
         if point.last_id is None:
             return None
-        tools = await self._shown_tools(request)
         new: Sequence[ChatMessage] = request.messages[answered:]
         reply: ChatMessage = {"role": "assistant", "content": point.reasoned}
         if tools:
@@ -107,11 +112,10 @@ class Planner:
             new = in_words(new, ())
         return await self._client.turns.continuation(self._route.server, point.last_id, [reply], new, tools=tools)
 
-    async def _shown_tools(self, request: ModelRequest) -> list[Mapping[str, Any]] | None:
-        """The tools for the template, when it has a place for them. Otherwise they are described in words."""
+    async def _shown_tools(self, request: ModelRequest) -> Tools | None:
         if not request.tools:
             return None
-        tools: list[Mapping[str, Any]] = [tool.described() for tool in request.tools]
+        tools = [tool.described() for tool in request.tools]
         return tools if await self._client.turns.shows_tools(self._route.server, tools) else None
 
 

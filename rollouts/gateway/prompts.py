@@ -6,18 +6,8 @@ import json
 from collections.abc import Sequence
 
 from rollouts.gateway.requests import FunctionTool
+from rollouts.llm.toolformats import CLOSE, OPEN, describe_tools
 from rollouts.llm.types import ChatMessage
-
-_OFFER = """\
-You may call one or more functions. Their signatures are within <tools></tools> tags:
-<tools>
-{tools}
-</tools>
-
-To call a function, write a JSON object with its name and arguments within <tool_call></tool_call> tags:
-<tool_call>
-{{"name": <function name>, "arguments": <arguments object>}}
-</tool_call>"""
 
 
 def in_words(messages: Sequence[ChatMessage], tools: Sequence[FunctionTool]) -> list[ChatMessage]:
@@ -25,7 +15,7 @@ def in_words(messages: Sequence[ChatMessage], tools: Sequence[FunctionTool]) -> 
     told = [_with_calls_in_text(message) for message in messages]
     if not tools:
         return told
-    offer = _OFFER.format(tools="\n".join(json.dumps(tool.described(), ensure_ascii=False) for tool in tools))
+    offer = describe_tools([tool.described() for tool in tools])
     if told and told[0]["role"] == "system":
         return [{**told[0], "content": f"{told[0]['content']}\n\n{offer}"}, *told[1:]]
     return [{"role": "system", "content": offer}, *told]
@@ -36,5 +26,5 @@ def _with_calls_in_text(message: ChatMessage) -> ChatMessage:
     if not calls:
         return message
     texts = [message["content"]] if message["content"] else []
-    texts += [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    texts += [f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}" for call in calls]
     return {"role": "assistant", "content": "\n".join(texts)}

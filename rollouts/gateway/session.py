@@ -20,6 +20,7 @@ from rollouts.gateway.texts import Telling, take_apart
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.replies import REASONING_START
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import Sampled, sample
 from rollouts.llm.turns import REASONING_END
@@ -28,6 +29,7 @@ from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, Ver
 Result = TypeVar("Result")
 
 _ENDED = "the session has ended"
+_TAG_IDS = 16  # more than a tag of reasoning has
 
 
 class AgentSession:
@@ -70,6 +72,7 @@ class AgentSession:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed: SessionClosed | None = None
+        self._thinking: bool | None = None
 
     def restore(self, calls: Sequence[ModelCallRecord], *, next_message: int) -> None:
         """Go on from stored calls, in order of their turns. `next_message` is the first index that no message has.
@@ -83,6 +86,11 @@ class AgentSession:
             self._grow(call, before)
             self._next_turn = call.turn + 1
         self._next_message = next_message
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return not (self._under_way or self._writes)
 
     @property
     def fidelity(self) -> Fidelity:
@@ -117,9 +125,9 @@ class AgentSession:
         finally:
             await _ended(task)
 
-    async def close(self, reason: str = _ENDED) -> None:
+    async def close(self, why: SessionClosed | None = None) -> None:
         """End the calls that are under way and take no more. Waits for what is being stored. Idempotent."""
-        self._closed = self._closed or SessionClosed(reason)
+        self._closed = self._closed or why or SessionClosed(_ENDED)
         for task in self._under_way:
             task.cancel()
         while pending := self._under_way | self._writes:
@@ -167,7 +175,7 @@ class AgentSession:
         try:
             if queue is None:
                 sampled = await self._sample(plan, sampling)
-                told = take_apart(sampled.completion.text, request, sampling.stop)
+                told = take_apart(sampled.completion.text, request, sampling.stop, self._planner.tool_format(plan))
             else:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
             return await self._finished(self._store(request, plan, sampling, sampled, told))
@@ -183,7 +191,7 @@ class AgentSession:
     async def _sample_in_pieces(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
     ) -> tuple[Sampled, Told]:
-        telling = Telling(request, sampling.stop)
+        telling = Telling(request, sampling.stop, self._planner.tool_format(plan), thinking=await self._opens_reasoning(plan))
         pieces: list[Piece] = []
 
         async def emit(piece: Piece) -> None:
@@ -203,6 +211,13 @@ class AgentSession:
         for event in rest:
             queue.put_nowait(event)
         return sampled, told
+
+    async def _opens_reasoning(self, plan: Plan) -> bool:
+        """Whether the prompts of this model end within a tag of reasoning. Found out once, from the end of a prompt."""
+        if self._thinking is None:
+            end = await self._client.detokenize(self._route.server, plan.prompt_ids[-_TAG_IDS:])
+            self._thinking = end.rstrip().endswith(REASONING_START)
+        return self._thinking
 
     def _cut_off(self, pieces: Sequence[Piece], ids: list[int], latency: float) -> Sampled:
         """What was sampled until the agent wanted no more of it."""

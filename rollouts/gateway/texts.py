@@ -1,96 +1,96 @@
-"""Taking sampled text apart: what it thought, what it says, and which tools it calls."""
+"""Telling an agent what was sampled: what was thought, what is said, and which tools are called, as it becomes certain."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rollouts.gateway.replies import CallDelta, CallOut, Event, ReasoningDelta, TextDelta, Told
-from rollouts.gateway.requests import FunctionTool, ModelRequest
-from rollouts.llm.toolcalls import OPEN, parse_reply
+from rollouts.gateway.requests import ModelRequest
+from rollouts.llm.replies import REASONING_START, ReplyPart, ReplyReader
+from rollouts.llm.toolformats import ToolFormat, partial_end
 from rollouts.llm.turns import REASONING_END
-
-REASONING_START = "<think>"
-
-
-def take_apart(text: str, request: ModelRequest, stops: Sequence[str]) -> Told:
-    """A whole text. Calls that are written wrongly, or of tools that are not offered, stay text for the agent to judge.
-
-    `stops` are the strings of which one may have ended it.
-    """
-    stop = next((stop for stop in stops if text.endswith(stop)), None)
-    reasoning, visible = _split_reasoning(text.removesuffix(stop or ""))
-    if not _may_call(request):
-        return Told(visible, reasoning, (), stop)
-    tools: Mapping[str, FunctionTool] = {tool.name: tool for tool in request.tools}
-    parsed = parse_reply(visible, tools)
-    if parsed.errors or not parsed.calls:
-        return Told(visible.strip(), reasoning, (), stop)
-    calls = parsed.calls if request.parallel_calls else parsed.calls[:1]
-    out = tuple(CallOut(f"call_{secrets.token_hex(12)}", call.name, call.arguments) for call in calls)
-    return Told(parsed.content, reasoning, out, stop)
 
 
 class Telling:
-    """Tells a text as it comes. What may be the beginning of a call or of a tag waits until it is known what it is."""
+    """Feed it a reply's text as it comes, then `end`. Calls that cannot be read are text, for the agent to judge.
 
-    def __init__(self, request: ModelRequest, stops: Sequence[str]) -> None:
-        self._request = request
+    `stops` are the strings of which one may end the text; it is not told. `thinking` says that the prompt has already opened
+    the reasoning.
+    """
+
+    def __init__(self, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat, *, thinking: bool = False) -> None:
+        may_call = bool(request.tools) and request.tool_choice.mode != "none"
+        schemas = {tool.name: tool.parameters for tool in request.tools}
+        self._reader = ReplyReader(tool_format if may_call else None, thinking=thinking, schemas=schemas)
+        self._max_calls = None if request.parallel_calls else 1
         self._stops = stops
-        self._text = ""
-        self._content = self._reasoning = ""  # what was told
-        self._tags = (OPEN, *stops) if _may_call(request) else tuple(stops)
+        self._came = self._held = ""  # all of the text, and its end that may be the beginning of a stop string
+        self._reasoning = self._content = self._space = ""
+        self._calls: list[CallOut] = []
+        self._events: list[Event] = []
 
     def add(self, text: str) -> list[Event]:
-        """What can be told of it."""
-        self._text += text
-        if len(self._text) < len(REASONING_START) and REASONING_START.startswith(self._text):
-            return []
-        reasoning, visible = _split_reasoning(self._text)
-        if REASONING_END not in self._text:
-            reasoning = _before_tag(reasoning, (REASONING_END,)).rstrip()
-        return self._more(reasoning, self._settled(visible))
+        """What can be told with this."""
+        self._came += text
+        text = self._held + text
+        held = max((len(stop) if text.endswith(stop) else partial_end(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return self._tell(self._reader.feed(text[: len(text) - held]))
 
     def end(self, text: str) -> tuple[Told, list[Event]]:
         """The rest, of which `text` is the whole, and all that was told."""
-        whole = take_apart(text, self._request, self._stops)
-        events = self._more(whole.reasoning, whole.content)
-        events += [CallDelta(index, call) for index, call in enumerate(whole.calls)]
-        return whole._replace(content=self._content), events
+        rest = self._held + (text[len(self._came) :] if text.startswith(self._came) else "")
+        stop = next((stop for stop in self._stops if text.endswith(stop)), None)
+        events = self._tell(self._reader.feed(rest.removesuffix(stop or "")) + self._reader.finish())
+        if not self._calls and self._space:
+            events += [TextDelta(self._space)]
+            self._content += self._space
+        return Told(self._content, self._reasoning, tuple(self._calls), stop), events
 
-    def _settled(self, visible: str) -> str:
-        if _may_call(self._request):
-            return _before_tag(visible.lstrip(), self._tags).rstrip()
-        return _before_tag(visible, self._tags)
+    def _tell(self, parts: Sequence[ReplyPart]) -> list[Event]:
+        self._events = []
+        for part in parts:
+            if part.call is not None:
+                self._call(CallOut(f"call_{secrets.token_hex(12)}", part.call.name, part.call.arguments))
+            elif part.kind == "reasoning":
+                self._think(part.text)
+            else:
+                self._say(part.text)
+        return self._events
 
-    def _more(self, reasoning: str, content: str) -> list[Event]:
-        events: list[Event] = []
-        if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
-            events.append(ReasoningDelta(reasoning[len(self._reasoning) :]))
-            self._reasoning = reasoning
-        if len(content) > len(self._content) and content.startswith(self._content):
-            events.append(TextDelta(content[len(self._content) :]))
-            self._content = content
-        return events
+    def _call(self, call: CallOut) -> None:
+        if self._max_calls is None or len(self._calls) < self._max_calls:
+            self._events.append(CallDelta(len(self._calls), call))
+            self._calls.append(call)
+
+    def _think(self, text: str) -> None:
+        text = text.removesuffix(REASONING_END)
+        if not self._reasoning:
+            text = text.lstrip().removeprefix(REASONING_START).lstrip()
+        text = self._without_last_space(text)
+        if text:
+            self._reasoning += text
+            self._events.append(ReasoningDelta(text))
+
+    def _say(self, text: str) -> None:
+        if not self._content and (self._reasoning or self._calls):
+            self._space = ""
+            text = text.lstrip()
+        text = self._without_last_space(text)
+        if text:
+            self._content += text
+            self._events.append(TextDelta(text))
+
+    def _without_last_space(self, text: str) -> str:
+        """White space is told once something follows it: before a call, and after what was thought, it means nothing."""
+        text = self._space + text
+        told = text.rstrip()
+        self._space = text[len(told) :]
+        return told
 
 
-def _may_call(request: ModelRequest) -> bool:
-    return bool(request.tools) and request.tool_choice.mode != "none"
-
-
-def _split_reasoning(text: str) -> tuple[str, str]:
-    """What was thought, without its tags, and what was said. The opening tag may have been part of the prompt."""
-    thought, tag, said = text.partition(REASONING_END)
-    if tag:
-        return thought.removeprefix(REASONING_START).strip(), said.lstrip("\n")
-    if text.startswith(REASONING_START):
-        return text.removeprefix(REASONING_START).strip(), ""
-    return "", text
-
-
-def _before_tag(text: str, tags: tuple[str, ...]) -> str:
-    """What comes before the first of the tags, also if only its beginning is there yet."""
-    end = min([position for tag in tags if (position := text.find(tag)) >= 0], default=len(text))
-    text = text[:end]
-    begun = [length for tag in tags for length in range(1, min(len(tag), len(text) + 1)) if text.endswith(tag[:length])]
-    return text[: len(text) - max(begun, default=0)]
+def take_apart(text: str, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat) -> Told:
+    """A whole text at once."""
+    thinking = REASONING_END in text and not text.lstrip().startswith(REASONING_START)
+    return Telling(request, stops, tool_format, thinking=thinking).end(text)[0]
