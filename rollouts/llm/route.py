@@ -47,6 +47,32 @@ class NoServer(ModelError):
         super().__init__(message, retryable=True)
 
 
+class Overtaken(ModelError):
+    """New weights have come since the rollout began, and it may be sampled from one version only: it is to be begun anew."""
+
+    def __init__(self, began_on: int, now: int) -> None:
+        super().__init__(f"it began on version {began_on}, and its next call would be sampled from {now}", retryable=False)
+
+
+class OneVersionRoute:
+    """Another route, as long as that leads to servers of `version`. Then its calls raise `Overtaken`."""
+
+    def __init__(self, route: Route, version: int) -> None:
+        self._route = route
+        self._version = version
+
+    @property
+    def server(self) -> ServerAddress:
+        return self._route.server
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[ServerAddress]:
+        async with self._route.call() as server:
+            if server.policy_version != self._version:
+                raise Overtaken(self._version, server.policy_version)
+            yield server
+
+
 class FixedRoute:
     """Whatever `server` is."""
 

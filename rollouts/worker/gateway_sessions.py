@@ -19,7 +19,9 @@ from rollouts.gateway import AgentSession, SessionClosed
 from rollouts.gateway.errors import CallRefused, Kind, SessionMoved
 from rollouts.lifecycle import Phase, Stage, State
 from rollouts.llm.client import ModelClient
+from rollouts.llm.route import OneVersionRoute, Route
 from rollouts.llm.types import ModelCallRecord
+from rollouts.run_settings import Versions
 from rollouts.selectors.trajectory import message_count, stored_calls
 from rollouts.services.claim import Claim
 from rollouts.services.finish import finish_cancelled
@@ -174,7 +176,7 @@ class GatewaySessions:
         recorder = _Recorder(self._database, self._write, held.claim)
         session = AgentSession(
             self._client,
-            self._fleet.route(held.claim),
+            self._route(held),
             recorder,
             sampling=settings.sampling.to_sampling(),
             call_timeout=settings.timeouts.model_call,
@@ -182,6 +184,15 @@ class GatewaySessions:
         )
         session.restore(held.calls, next_message=held.next_message)
         return _Served(session, held.claim, recorder)
+
+    def _route(self, held: _Held) -> Route:
+        """Where its run wants one version for all of a session, to servers of the version it was first sampled from."""
+        assert held.claim.server is not None  # noqa: S101 - else it is not restored
+        route = self._fleet.route(held.claim)
+        if held.claim.settings.versions is not Versions.STRICT:
+            return route
+        began_on = held.calls[0].policy_version if held.calls else held.claim.server.policy_version
+        return OneVersionRoute(route, began_on)
 
     def _is_settled(self, rollout_id: UUID) -> bool:
         served = self._served.get(rollout_id)

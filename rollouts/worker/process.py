@@ -21,6 +21,7 @@ from prorl_site import logs
 from rollouts.engine.errors import classify, stuck
 from rollouts.lifecycle import PHASES, Stage
 from rollouts.llm.client import ModelClient
+from rollouts.llm.route import Overtaken
 from rollouts.models import Draining
 from rollouts.services.claim import Claim, claim_rollouts
 from rollouts.services.finish import GivenBack, fail, finish_cancelled
@@ -262,6 +263,8 @@ class WorkerProcess:
             logger.info("stage ended", seconds=round(self._loop.time() - begun, 3))
         except asyncio.CancelledError:
             await self._after_interruption(claimed, held.interruption)
+        except Overtaken as error:
+            await self._tools.writes.given_back(GivenBack(claimed, str(error)))
         except Exception as error:
             failure = classify(error, PHASES[self.stage])
             why = failure.termination

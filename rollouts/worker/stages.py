@@ -28,6 +28,8 @@ from rollouts.environments.errors import BrokenEnvironment
 from rollouts.lifecycle import Cause, OnAgentTimeout, Stage
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.route import OneVersionRoute, Route
+from rollouts.run_settings import Versions
 from rollouts.services.claim import Claim
 from rollouts.services.finish import Scored, Unscored
 from rollouts.services.progress import Initialized, Ran, TurnWrite
@@ -91,13 +93,20 @@ async def _initialize(tools: Tools, claim: Claim) -> None:
     await tools.writes.initialized(Initialized(claim, name))
 
 
+def route_of(tools: Tools, claim: Claim) -> Route:
+    """Its way to the servers; where its run wants one version for all of it, to those of the version it begins on."""
+    assert claim.server is not None  # noqa: S101 - a RUN claim chooses one
+    route = tools.fleet.route(claim)
+    return OneVersionRoute(route, claim.server.policy_version) if claim.settings.versions is Versions.STRICT else route
+
+
 async def _run(tools: Tools, claim: Claim) -> None:
     environment, config, task = environment_of(claim)
     spec = spec_of(environment, config, task) if claim.sandbox_name else None
     needed = False
     try:
         async with tools.sandboxes.session(claim.sandbox_name, spec) as session:
-            route, sampling, timeouts = tools.fleet.route(claim), claim.settings.sampling.to_sampling(), claim.settings.timeouts
+            route, sampling, timeouts = route_of(tools, claim), claim.settings.sampling.to_sampling(), claim.settings.timeouts
             conversation = Conversation(tools.models, route, sampling, call_timeout=timeouts.model_call)
             recorder = _Recorder(tools, claim)
             gateway = SandboxGateway(
