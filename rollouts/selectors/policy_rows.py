@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from django.db.models import QuerySet
 
@@ -13,7 +11,7 @@ from rollouts.models import LLMServer, Policy, PolicyVersion, Project
 
 from .server_rows import Fleet, fleets, policies_of
 
-UNFINISHED = (PolicyVersion.State.ANNOUNCED, PolicyVersion.State.LOADING)
+_ENDED = (PolicyVersion.State.LIVE, PolicyVersion.State.FAILED)
 
 
 class PolicyRow(NamedTuple):
@@ -41,11 +39,12 @@ def policy_rows(projects: Iterable[Project]) -> list[PolicyRow]:
 
 def policy_row(policy: Policy) -> PolicyRow:
     """One policy."""
-    return PolicyRow(fleets([policy])[0], _unfinished([policy]).first())
+    return PolicyRow(fleets([policy])[0], _unfinished([policy]).last())
 
 
 def _unfinished(policies: Iterable[Policy]) -> QuerySet[PolicyVersion]:
-    return PolicyVersion.objects.filter(policy__in=list(policies), state__in=UNFINISHED).order_by("version")
+    """What was announced and has not ended; of each policy the last, of the lowest version, is the one that is worked on."""
+    return PolicyVersion.objects.filter(policy__in=list(policies)).exclude(state__in=_ENDED).order_by("-version")
 
 
 def versions_of(policy: Policy) -> QuerySet[PolicyVersion]:
@@ -61,15 +60,24 @@ class ServerReport(NamedTuple):
     seconds: float | None
 
 
-def reports(announcements: Iterable[PolicyVersion]) -> dict[UUID, list[ServerReport]]:
-    """The per-server results of some announcements, in one query."""
+class VersionReport(NamedTuple):
+    """An announcement with what became of it on every server: on those that have it, and on the others."""
+
+    version: PolicyVersion
+    loaded: list[ServerReport]
+    others: list[ServerReport]
+
+
+def version_reports(announcements: Iterable[PolicyVersion]) -> list[VersionReport]:
+    """The reports of some announcements, in one query."""
     announcements = list(announcements)
     ids = {server_id for announcement in announcements for server_id in announcement.report}
     names = {str(pk): url for pk, url in LLMServer.objects.filter(pk__in=ids).values_list("pk", "url")}
-    found: defaultdict[UUID, list[ServerReport]] = defaultdict(list)
+    found = []
     for announcement in announcements:
-        for server_id, result in announcement.report.items():
-            found[announcement.pk].append(_report(names.get(server_id, f"…{server_id[-8:]}"), result))
+        results = [_report(names.get(id_, f"…{id_[-8:]}"), result) for id_, result in sorted(announcement.report.items())]
+        loaded = [result for result in results if result.state == PolicyVersion.State.LIVE]
+        found.append(VersionReport(announcement, loaded, [result for result in results if result not in loaded]))
     return found
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db.models import Count
+from django.conf import settings
 
-from rollouts.lifecycle import State
-from rollouts.models import LLMServer, Policy, Project, Rollout
+from rollouts.models import LLMServer, Policy, Project
+from rollouts.prepared import execute_prepared
 
 
 class Figure(NamedTuple):
@@ -32,10 +32,20 @@ FIGURES = (
 
 
 class ServerRow(NamedTuple):
-    """A server and how many rollouts in RUN are on it."""
+    """A server with what it has in hand.
+
+    `room` is how many rollouts it may hold at present: fewer than its capacity in a slow start, None while it gets none.
+    `callers` are the worker processes that a weight update still waits for.
+    """
 
     server: LLMServer
     in_flight: int
+    room: int | None
+    callers: int
+
+    @property
+    def starts_slowly(self) -> bool:
+        return self.room is not None and self.room < self.server.capacity
 
     @property
     def figures(self) -> list[tuple[Figure, float | None]]:
@@ -72,24 +82,38 @@ class Fleet(NamedTuple):
         return found
 
     @property
-    def capacity(self) -> int:
-        """Of the servers that may get rollouts."""
-        return sum(row.server.capacity for row in self.rows if row.server.state == LLMServer.Health.LIVE)
+    def room(self) -> int:
+        """Rollouts that its servers may hold at present."""
+        return sum(row.room or 0 for row in self.rows)
 
 
 def fleets(policies: Iterable[Policy]) -> list[Fleet]:
-    """The servers of some policies, in two queries; a policy without any has an empty fleet."""
+    """The servers of some policies, in at most four queries; a policy without any has an empty fleet."""
     policies = list(policies)
     servers: defaultdict[UUID, list[LLMServer]] = defaultdict(list)
     for server in LLMServer.objects.filter(policy__in=policies).order_by("url", "model"):
         servers[server.policy_id].append(server)
-    in_flight = _in_flight([server for some in servers.values() for server in some])
-    return [Fleet(policy, [ServerRow(one, in_flight[one.pk]) for one in servers[policy.pk]]) for policy in policies]
+    ids = [server.id for some in servers.values() for server in some]
+    held = [server.id for some in servers.values() for server in some if server.hold]
+    in_flight = dict(execute_prepared(_IN_FLIGHT, {"servers": ids})) if ids else {}
+    rooms = dict(execute_prepared(_ROOMS, {"servers": ids, "slow_start": settings.SLOW_START_SECONDS})) if ids else {}
+    callers = dict(execute_prepared(_CALLERS, {"servers": held})) if held else {}
+
+    def row(server: LLMServer) -> ServerRow:
+        return ServerRow(server, in_flight.get(server.id, 0), rooms.get(server.id), callers.get(server.id, 0))
+
+    return [Fleet(policy, [row(server) for server in servers[policy.pk]]) for policy in policies]
 
 
-def _in_flight(servers: Sequence[LLMServer]) -> Counter[UUID]:
-    running = Rollout.objects.filter(state=State.RUNNING, llm_server__in=servers)
-    return Counter(dict(running.order_by().values_list("llm_server_id").annotate(Count("id"))))
+_IN_FLIGHT = """
+SELECT llm_server_id, count(*) FROM rollouts_rollout WHERE llm_server_id = ANY(%(servers)s) AND state = 'running' GROUP BY 1
+"""
+_ROOMS = "SELECT id, room FROM rollouts_usable_servers(now(), %(slow_start)s) WHERE id = ANY(%(servers)s)"
+_CALLERS = """
+SELECT r.llm_server_id, count(DISTINCT w.id)
+FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
+WHERE r.llm_server_id = ANY(%(servers)s) AND r.state = 'running' AND NOT r.llm_server_id = ANY(w.quiet_servers) GROUP BY 1
+"""
 
 
 def policies_of(projects: Iterable[Project]) -> list[Policy]:

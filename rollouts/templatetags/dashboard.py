@@ -214,15 +214,16 @@ def figure_value(value: float | None, figure: Figure) -> str:
 
 @register.filter
 def weights_source(source: dict[str, Any]) -> str:
-    """Where servers get new weights from: its kind, then the rest as name value pairs."""
-    rest = ", ".join(f"{name} {value}" for name, value in source.items() if name != "kind")
-    return text.plain(": ".join(filter(None, [str(source.get("kind", "")), rest]))) or MISSING
+    """Where servers get new weights from: its kind and what there is to say of it."""
+    kind = str(source.get("kind", ""))
+    rest = [str(value) if name == kind else f"{name} {value}" for name, value in source.items() if name != "kind"]
+    return text.plain(" ".join([kind, ", ".join(rest)])).strip() or MISSING
 
 
 @register.filter
 def took(version: PolicyVersion) -> dt.timedelta | None:
-    """How long servers were without the new weights."""
-    return version.finished_at - version.announced_at if version.finished_at else None
+    """From the moment when it was its turn to its end."""
+    return version.finished_at - (version.begun_at or version.announced_at) if version.finished_at else None
 
 
 @register.filter

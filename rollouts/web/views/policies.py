@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from rollouts.models import Policy, Run
 from rollouts.selectors.dashboard import run_rows
-from rollouts.selectors.policy_rows import policy_row, policy_rows, reports, versions_of
+from rollouts.selectors.policy_rows import policy_row, policy_rows, version_reports, versions_of
 from rollouts.web.access import chosen_projects, visible_or_404, visible_projects
 from rollouts.web.conditional import part
 from rollouts.web.paging import page
@@ -40,12 +40,11 @@ def _context(request: HttpRequest, policy_id: UUID) -> dict[str, Any]:
     policy = visible_or_404(request, Policy.objects.select_related("project"), pk=policy_id)
     row = policy_row(policy)
     versions = page(versions_of(policy), request.GET, VERSIONS_PER_PAGE)
-    found = reports(versions.rows if row.update is None else [row.update, *versions.rows])
     return {
         "policy": policy,
         "row": row,
-        "update_report": found[row.update.pk] if row.update else [],
-        "versions": [(version, found[version.pk]) for version in versions.rows],
+        "update": version_reports([row.update])[0] if row.update else None,
+        "reports": version_reports(versions.rows),
         "page": versions,
         "runs": run_rows(Run.objects.filter(policy=policy).select_related("project").order_by("-id")[:RUNS_SHOWN]),
         "poll_seconds": POLL_SECONDS,

@@ -29,7 +29,7 @@ TABS = ("timeline", "reward", "tokens", "events", "attempts", "raw")
 
 
 def _rollout(request: HttpRequest, rollout_id: UUID) -> Rollout:
-    queryset = rollouts_of(visible_projects(request)).defer(None).select_related("group")
+    queryset = rollouts_of(visible_projects(request)).defer(None).select_related("group", "session")
     return visible_or_404(request, queryset, pk=rollout_id)
 
 

@@ -16,6 +16,7 @@ from rollouts.models import Group, Rollout, Run
 from rollouts.selectors.budgets import limit_uses
 from rollouts.selectors.run_charts import reward_series
 from rollouts.selectors.run_summary import group_rows, summarise
+from rollouts.selectors.run_versions import run_versions
 from rollouts.selectors.standstill import obstacles
 from rollouts.selectors.tallies import cells_of
 from rollouts.services.cancel import cancel_rollouts
@@ -46,6 +47,7 @@ def _live_context(request: HttpRequest, run: Run) -> dict[str, Any]:
         "run": run,
         "summary": summary,
         "chart": reward_chart(reward_series(run, summary.scored)),
+        "versions": run_versions(run),
         "obstacles": obstacles(run),
         "limits": limit_uses(run),
         "poll_seconds": POLL_SECONDS,

@@ -53,30 +53,50 @@ def live(request: HttpRequest) -> HttpResponse:
 
 
 class Action(NamedTuple):
-    """Something that can be done to a server. `asks`: what it brings, for actions that are confirmed first."""
+    """Something that can be done to a server, and tells what came of it. `asks`: what it brings, where that is asked first."""
 
     verb: str
-    do: Callable[[LLMServer], object]
-    done: str
+    do: Callable[[LLMServer], str]
     asks: str = ""
     permission: str = "rollouts.change_llmserver"
 
 
+def _pause(server: LLMServer) -> str:
+    set_server_state(server=server, state="paused")
+    return "takes no calls."
+
+
+def _drain(server: LLMServer) -> str:
+    set_server_state(server=server, state="draining")
+    return "gets no new rollouts."
+
+
+def _resume(server: LLMServer) -> str:
+    set_server_state(server=server, state="live")
+    return "takes part again."
+
+
+def _probe(server: LLMServer) -> str:
+    probe_servers([server])
+    server.refresh_from_db()
+    return f"is {server.health}. {server.last_error}"
+
+
+def _remove(server: LLMServer) -> str:
+    remove_server(server=server)
+    return "was removed."
+
+
 _ACTIONS = {
-    "pause": Action(
-        "Pause",
-        lambda server: set_server_state(server=server, state="paused"),
-        "takes no calls.",
-        "It takes no calls until it is resumed. Turns go to another server of the policy, or wait.",
-    ),
-    "resume": Action("Resume", lambda server: set_server_state(server=server, state="live"), "takes part again."),
-    "probe": Action("Probe", lambda server: probe_servers([server]), "was probed."),
+    "pause": Action("Pause", _pause, "It takes no calls until it is resumed. Turns go to another server, or wait."),
+    "drain": Action("Drain", _drain, "It gets no new rollouts until it is resumed. Those it has stay to their end."),
+    "resume": Action("Resume", _resume),
+    "probe": Action("Probe", _probe),
     "remove": Action(
         "Remove",
-        lambda server: remove_server(server=server),
-        "was removed.",
+        _remove,
         "Rollouts that are on it go on at another server of the policy with their next turn. Stored model calls stay.",
-        permission="rollouts.delete_llmserver",
+        "rollouts.delete_llmserver",
     ),
 }
 
@@ -103,9 +123,7 @@ def act(request: HttpRequest, server_id: UUID, name: str) -> HttpResponse:
         }
         return render(request, "web/confirm.html", context)
     try:
-        action.do(server)
+        messages.success(request, f"{server.url} {action.do(server)}")
     except Refused as refused:
-        messages.error(request, refused.detail)
-    else:
-        messages.success(request, f"{server.url} {action.done}")
+        messages.error(request, " ".join([refused.detail, *(error.detail for error in refused.errors)]))
     return redirect("servers")
