@@ -8,8 +8,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from rollouts.engine.deadlines import Deadline
 from rollouts.engine.errors import classify, describe
-from rollouts.engine.stages import eval_stage, init_stage
-from rollouts.environments.base import ANSWER, Environment, EvalContext, InitContext, KnowsGoldAnswer
+from rollouts.engine.stages import eval_stage, init_stage, restore_stage
+from rollouts.environments.base import (
+    ANSWER,
+    Environment,
+    EvalContext,
+    InitContext,
+    KnowsGoldAnswer,
+    KnowsGoldArtefacts,
+    RestoresSandbox,
+)
 from rollouts.environments.errors import ValidationFailed
 from rollouts.environments.registry import get, validate_config, validate_task
 from rollouts.lifecycle import Blame, Phase
@@ -57,11 +65,18 @@ async def check_environment(
             results.append(CheckResult("task is valid", name, False, str(exc)))
             continue
         results.append(CheckResult("task is valid", name, True))
-        if isinstance(env, KnowsGoldAnswer):
-            results.append(await checker.scores("gold solution scores 1", name, task, {ANSWER: env.gold_answer(task)}, 1.0))
+        if (gold := _gold(env, task)) is not None:
+            results.append(await checker.scores("gold solution scores 1", name, task, gold, 1.0, restored=True))
         results.append(await checker.scores("empty answer scores 0", name, task, {ANSWER: ""}, 0.0))
         results.append(await checker.unreadable_artefacts_score_null(name, task))
     return results
+
+
+def _gold(env: Environment, task: Any) -> Mapping[str, Any] | None:
+    """What a good agent leaves, where the environment knows it."""
+    if isinstance(env, KnowsGoldArtefacts):
+        return env.gold_artefacts(task)
+    return {ANSWER: env.gold_answer(task)} if isinstance(env, KnowsGoldAnswer) else None
 
 
 class _Checker:
@@ -71,11 +86,18 @@ class _Checker:
         self._open_sandbox = open_sandbox
 
     async def scores(
-        self, check: str, name: str, task: Any, artefacts: Mapping[str, Any], expected: float | None
+        self,
+        check: str,
+        name: str,
+        task: Any,
+        artefacts: Mapping[str, Any],
+        expected: float | None,
+        *,
+        restored: bool = False,
     ) -> CheckResult:
-        """Whether these artefacts get the expected total reward."""
+        """Whether these artefacts get the expected total reward; with `restored`, in the sandbox that they describe."""
         try:
-            total = await self._total(task, artefacts)
+            total = await self._total(task, artefacts, restored)
         except NoSandbox:
             raise
         except Exception as exc:
@@ -91,7 +113,7 @@ class _Checker:
             return result._replace(passed=True, detail="it asks for none")
         return result
 
-    async def _total(self, task: Any, artefacts: Mapping[str, Any]) -> float | None:
+    async def _total(self, task: Any, artefacts: Mapping[str, Any], restored: bool) -> float | None:
         """INIT and EVAL as the workers do them; INIT is left out where its sandbox cannot be had and EVAL does not need it."""
         spec = self._env.sandbox_spec(self._config, task)
         if spec is None or self._open_sandbox is None:
@@ -106,6 +128,9 @@ class _Checker:
             except SandboxError as exc:
                 raise NoSandbox(f"the sandbox that this environment asks for cannot be had: {exc}") from exc
             await init_stage(self._env, InitContext(self._config, task, sandbox), deadline=_deadline())
+            if restored and isinstance(self._env, RestoresSandbox):
+                left_behind = EvalContext(self._config, task, artefacts, sandbox)
+                await restore_stage(self._env, left_behind, deadline=_deadline())
             return await self._evaluated(task, artefacts, sandbox if self._env.evaluates_in_sandbox else None)
 
     async def _evaluated(self, task: Any, artefacts: Mapping[str, Any], sandbox: Session | None) -> float | None:

@@ -98,6 +98,10 @@ class Harness:
         """The agent. The instruction is in INSTRUCTION_FILE."""
         raise NotImplementedError
 
+    async def answer(self, workspace: Workspace, config: Any) -> str:
+        """What the agent answered, empty when it did not."""
+        return await workspace.read(config.answer_file) or ""
+
     def check_task(self, task: HarnessTask) -> None:
         """Raise ValueError for contradictions, and for an expected answer that math-verify cannot parse."""
         if task.tests and task.expected_answer:
@@ -114,7 +118,7 @@ class Harness:
 
     async def initialize(self, ctx: InitContext) -> None:
         workspace = _workspace(ctx)
-        await workspace.prepare(ctx.task.files, versioned=ctx.config.patch or bool(ctx.task.gold_patch))
+        await workspace.prepare(ctx.task.files, versioned=ctx.config.patch)
 
     async def run(self, ctx: RunContext) -> Termination:
         assert ctx.sandbox is not None and ctx.gateway is not None  # noqa: S101 - every RUN worker gives both
@@ -172,7 +176,7 @@ class Harness:
         workspace, artefacts, config = _workspace(ctx), ctx.artefacts, ctx.config
         artefacts[EXIT_CODE] = None if isinstance(result, Termination) else result.exit_code
         artefacts[OUTPUT] = await workspace.tail(_OUTPUT_FILE, chars=_OUTPUT_CHARS)
-        artefacts[ANSWER] = await workspace.read(config.answer_file) or ""
+        artefacts[ANSWER] = await self.answer(workspace, config)
         if config.collect:
             artefacts[FILES] = {path: await workspace.read(path) for path in config.collect}
         if config.patch:

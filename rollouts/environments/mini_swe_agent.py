@@ -9,8 +9,11 @@ from pydantic import Field
 
 from rollouts.environments.base import ModelAccess
 from rollouts.environments.harness import FOLDER, Harness, HarnessConfig, Program
+from rollouts.environments.workspace import Workspace
 
 _CONFIG_FILE = f"{FOLDER}/mini.yaml"
+_TRAJECTORY_FILE = f"{FOLDER}/mini.traj.json"
+_TRAJECTORY_BYTES = 10_000_000
 # It asks for no settings, counts no dollars, and looks for nothing outside. A call that the gateway could not answer is asked
 # for again a few times only: the gateway has tried by itself.
 _VARIABLES = {
@@ -52,8 +55,22 @@ class MiniSweAgent(Harness):
         base = "mini_textbased" if config.text_based else "mini"
         overrides = f"{FOLDER}/overrides.yaml"
         return Program(
-            command=f"{config.program} -c {base}.yaml -c {_CONFIG_FILE} -c {overrides} -o {FOLDER}/mini.traj.json",
+            command=f"{config.program} -c {base}.yaml -c {_CONFIG_FILE} -c {overrides} -o {_TRAJECTORY_FILE}",
             # JSON is YAML.
             files={_CONFIG_FILE: json.dumps(settings).encode(), overrides: json.dumps(config.overrides).encode()},
             variables=_VARIABLES,
         )
+
+    async def answer(self, workspace: Workspace, config: MiniSweAgentConfig) -> str:
+        """The file that was asked for, else what the agent submitted."""
+        written = await super().answer(workspace, config)
+        return written or _submission(await workspace.read(_TRAJECTORY_FILE, max_bytes=_TRAJECTORY_BYTES) or "")
+
+
+def _submission(trajectory: str) -> str:
+    """Of the agent's own record, which is a file that the agent could write to."""
+    try:
+        submission = json.loads(trajectory)["info"]["submission"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return submission if isinstance(submission, str) else ""

@@ -10,9 +10,11 @@ from pydantic import Field
 
 from rollouts.environments.base import ModelAccess
 from rollouts.environments.harness import FOLDER, Harness, HarnessConfig, Program
+from rollouts.environments.workspace import Workspace
 
 _DRIVER = f"{FOLDER}/openhands_driver.py"
 _SETTINGS = f"{FOLDER}/openhands.json"
+_ANSWER_FILE = f"{FOLDER}/answer.txt"
 # It tells nobody that it runs, and looks for nothing outside.
 _VARIABLES = {
     "OPENHANDS_SUPPRESS_BANNER": "1",
@@ -41,7 +43,7 @@ class OpenHands(Harness):
         settings = {
             "native_tool_calling": config.native_tool_calling,
             "max_iterations": config.max_iterations,
-            "answer_file": config.answer_file,
+            "answer_file": _ANSWER_FILE,
         }
         driver = resources.files("rollouts.environments.drivers").joinpath("openhands_driver.py").read_bytes()
         return Program(
@@ -49,3 +51,7 @@ class OpenHands(Harness):
             files={_DRIVER: driver, _SETTINGS: json.dumps(settings).encode()},
             variables=_VARIABLES,
         )
+
+    async def answer(self, workspace: Workspace, config: OpenHandsConfig) -> str:
+        """The file that was asked for, else the agent's last words."""
+        return await super().answer(workspace, config) or await workspace.read(_ANSWER_FILE) or ""

@@ -11,7 +11,6 @@ from sandboxes.errors import SandboxFileError
 from sandboxes.protocol import Session
 
 _SECONDS = 30.0
-_FILE_BYTES = 1_000_000
 _PATCH_BYTES = 5_000_000
 _BASE = "refs/prorl/base"
 _PATCH_FILE = "/tmp/prorl/patch"  # noqa: S108 - the sandbox's own
@@ -40,10 +39,10 @@ class Workspace:
         for path, text in files.items():
             await self._sandbox.write_file(join(self._folder, path), text.encode())
 
-    async def read(self, path: str) -> str | None:
-        """A file as text, None when there is none that can be read."""
+    async def read(self, path: str, *, max_bytes: int = 1_000_000) -> str | None:
+        """A file as text, None when there is none that can be read. An absolute path may lead out of the directory."""
         try:
-            data = await self._sandbox.read_file(join(self._folder, path), max_bytes=_FILE_BYTES)
+            data = await self._sandbox.read_file(join(self._folder, path), max_bytes=max_bytes)
         except SandboxFileError as exc:
             if exc.reason != "not_found":
                 self.problems.append(str(exc))

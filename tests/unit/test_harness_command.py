@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 
 from rollouts.engine.errors import AttemptSuperseded, AttemptTimedOut, EnvironmentFailed, StoreFailed
 from rollouts.environments import registry
+from rollouts.environments.conformance import check_environment
 from rollouts.environments.errors import ValidationFailed
 from rollouts.lifecycle import Cause, Fidelity
 from rollouts.llm.errors import ModelError
 from rollouts.llm.scripted.server import ScriptedServer
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.errors import SandboxLost
+from sandboxes.protocol import SandboxSpec, Session
 from tests.unit.harness_case import HarnessCase, tool_call
 
 # An agent as somebody might have written it: it knows nothing but the variables of OpenAI's clients.
@@ -44,7 +47,18 @@ open("answer.txt", "w").write(reply["content"])
 print("done")
 """
 CONFIG = {"command": "python3 /tmp/prorl/agent.py", "files": {"agent.py": AGENT}}
-SHELL_ONLY = "import os, urllib.request as u\n"
+LOOK = """
+import glob, os, urllib.error, urllib.request
+def status(key):
+    try:
+        request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/models", headers={"x-api-key": key})
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return error.code
+key = os.environ["ANTHROPIC_API_KEY"]
+told = any(key.encode() in open(name, "rb").read() for name in glob.glob("/proc/[0-9]*/cmdline"))
+print(status(key), status("the-key-of-another-sandbox"), status(""), told)
+"""
 
 
 @pytest.fixture
@@ -211,17 +225,10 @@ async def test_the_death_of_the_sandbox_ends_the_model_calls(make: Any, model: S
 
 
 async def test_only_the_own_key_opens_the_model_and_no_program_sees_it_in_arguments(make: Any):
-    look = (
-        "set -e; cd /tmp; "
-        "code() { python3 -c 'import sys,urllib.request as u,urllib.error as e\n"
-        'try: print(u.urlopen(u.Request(sys.argv[1],headers={"Authorization":"Bearer "+sys.argv[2]})).status)\n'
-        'except e.HTTPError as x: print(x.code)\' "$@"; }; '
-        "code $OPENAI_BASE_URL/models another-key > codes; code $ANTHROPIC_BASE_URL/v1/models x >> codes; "
-        "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c \"$OPENAI_API_KEY\" >> codes || true; "
-        "cp codes ~/workspace/; cd ~/workspace; python3 /tmp/prorl/agent.py hello #"
-    )
-    played = await make({"command": look, "collect": ["codes"]}).play(instruction="x")
-    assert played.artefacts["files"]["codes"] == "401\n401\n0\n"
+    case = make({"command": "python3 /tmp/prorl/look.py > codes; python3 /tmp/prorl/agent.py hello #", "collect": ["codes"]})
+    case.config["files"] = {"agent.py": AGENT, "look.py": LOOK}
+    played = await case.play(instruction="x")
+    assert played.artefacts["files"]["codes"] == "200 401 401 False\n"
 
 
 @pytest.mark.parametrize(
@@ -242,3 +249,44 @@ def test_tasks_that_cannot_be_judged_are_refused(payload: dict[str, Any], proble
 async def test_mathematical_answers_are_compared_as_such(make: Any):
     played = await make().play(instruction=r"[[reply:So \boxed{\frac{2}{4}}]]", expected_answer="0.5", compare="math")
     assert played.score.total == 1.0
+
+
+GOLD = """diff --git a/lib.py b/lib.py
+--- a/lib.py
++++ b/lib.py
+@@ -1 +1 @@
+-def f(): return 1
++def f(): return 2
+"""
+TESTED = {
+    "instruction": "x",
+    "files": {"lib.py": "def f(): return 1\n"},
+    "tests": "python3 -c 'import lib; assert lib.f() == 2'",
+}
+
+
+async def test_the_conformance_kit_knows_what_a_good_agent_leaves(make: Any):
+    case = make()
+    tasks = [
+        {"id": "patch", **TESTED, "gold_patch": GOLD},
+        {"id": "wrong", **TESTED, "gold_patch": GOLD.replace("return 2", "return 3")},
+        {"id": "unknown", **TESTED},
+        {"id": "text", "instruction": "x", "expected_answer": "yes"},
+        {"id": "math", "instruction": "x", "expected_answer": "1/2", "compare": "math"},
+        {"id": "status", "instruction": "x"},
+    ]
+
+    @contextlib.asynccontextmanager
+    async def open_sandbox(spec: SandboxSpec) -> AsyncIterator[Session]:
+        await case.backend.start("prorl-kit", spec)
+        session = await case.backend.connect("prorl-kit")
+        try:
+            yield session
+        finally:
+            await session.close()
+            await case.backend.stop("prorl-kit")
+
+    results = await check_environment("command", CONFIG, tasks, open_sandbox=open_sandbox)
+    assert [(r.task, r.check) for r in results if not r.passed] == [("wrong", "gold solution scores 1")], results
+    golden = [r.task for r in results if r.check == "gold solution scores 1"]
+    assert golden == ["patch", "wrong", "text", "math", "status"]

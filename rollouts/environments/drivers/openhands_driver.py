@@ -38,9 +38,7 @@ def main(settings_file: str) -> int:
     )
     conversation.send_message(Path(os.environ["PRORL_INSTRUCTION_FILE"]).read_text())
     conversation.run()
-    answer = Path(settings["answer_file"])
-    if not answer.exists():
-        answer.write_text(get_agent_final_response(conversation.state.events))
+    Path(settings["answer_file"]).write_text(get_agent_final_response(conversation.state.events))
     status = conversation.state.execution_status
     print(f"the agent's status: {status.value}")
     return 0 if status.value == "finished" else 1
