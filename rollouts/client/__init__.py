@@ -16,16 +16,19 @@ from .aio import AsyncClient
 from .arrays import SegmentArrays, unpack
 from .errors import ApiError, BudgetExhausted, FieldError, TooManyQueued
 from .events import Event
+from .sessions import AsyncSession, Session
 from .sync import Client
 
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "AsyncSession",
     "BudgetExhausted",
     "Client",
     "Event",
     "FieldError",
     "SegmentArrays",
+    "Session",
     "TooManyQueued",
     "unpack",
 ]

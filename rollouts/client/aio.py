@@ -16,6 +16,7 @@ from .connection import http_arguments
 from .errors import ApiError
 from .events import END, Event, EventReader, stream_arguments
 from .retries import Retries
+from .sessions import AsyncSession
 from .types import (
     Dataset,
     Environment,
@@ -38,12 +39,14 @@ from .types import (
     Run,
     RunDetail,
     ServerChange,
+    SessionTask,
     StoredTask,
     SubmittedGroup,
     Task,
     TaskSpec,
     Trajectory,
 )
+from .types import Session as SessionInfo
 
 T = TypeVar("T")
 
@@ -176,6 +179,46 @@ class AsyncClient:
     async def cancel_rollout(self, rollout_id: Id) -> int:
         """Cancel a rollout. 1 when it was still going."""
         return await self._send(calls.cancel("rollouts", rollout_id))
+
+    def session(
+        self,
+        *,
+        policy: str = "",
+        run: str = "",
+        task: SessionTask | None = None,
+        ttl_seconds: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AsyncSession:
+        """A rollout whose agent is your own code: `async with client.session(policy="tiny") as session`.
+
+        `run` is the id or name of a run; with `policy` alone it goes to the run of its sessions. The session ends when there is
+        neither a call nor a heartbeat for `ttl_seconds` (600); heartbeats are sent for you.
+        """
+        return AsyncSession(self, calls.open_session(run, policy, task, ttl_seconds, metadata))
+
+    async def session_info(self, session_id: Id) -> SessionInfo:
+        """A session as it is now."""
+        return await self._send(calls.session_info(session_id))
+
+    async def close_session(
+        self,
+        session_id: Id,
+        outcome: Literal["completed", "max_turns", "failed", "abandoned"] = "completed",
+        *,
+        reward: float | None = None,
+        artefacts: Mapping[str, Any] | None = None,
+        detail: str = "",
+    ) -> SessionInfo:
+        """End a session that was opened elsewhere."""
+        return await self._send(calls.close_session(session_id, outcome, reward, artefacts or {}, detail))
+
+    async def cancel_session(self, session_id: Id) -> None:
+        """Cancel a session: its agent's calls are refused."""
+        await self._send(calls.cancel_session(session_id))
+
+    def iter_sessions(self) -> AsyncIterator[SessionInfo]:
+        """Sessions, newest first."""
+        return self._pages(calls.pages("/sessions/"))
 
     async def rescore_rollout(self, rollout_id: Id, *, environment: Id | None = None) -> Rescoring:
         """Score a finished rollout again, maybe with another version (its id) of its environment. Old rewards are kept."""

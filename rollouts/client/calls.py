@@ -28,14 +28,18 @@ from .types import (
     ImageDetail,
     Limits,
     LLMServer,
+    OpenedSession,
     Page,
     Project,
     RescoreCounts,
     Rescoring,
     ResultsPage,
+    RewardComponent,
     RolloutDetail,
     Run,
     RunDetail,
+    Session,
+    SessionTask,
     StoredTask,
     SubmittedGroup,
     TaskSpec,
@@ -210,6 +214,42 @@ def rescore_run(run_id: Id, environment: Id | None, only_cause: str | None) -> C
 
 def rescorings(run_id: Id) -> Call[Page]:
     return pages(path_of("runs", run_id, "rescorings"))
+
+
+def open_session(
+    run: str, policy: str, task: SessionTask | None, ttl_seconds: int | None, metadata: Mapping[str, Any] | None
+) -> Call[OpenedSession]:
+    body: dict[str, Any] = {"run": run, "policy": policy, "task": task, "metadata": dict(metadata or {})}
+    return _create("/sessions/", body if ttl_seconds is None else {**body, "ttl_seconds": ttl_seconds})
+
+
+def session_info(session_id: Id) -> Call[Session]:
+    return Call("GET", path_of("sessions", session_id))
+
+
+def send_heartbeat(session_id: Id) -> Call[Session]:
+    return Call("POST", path_of("sessions", session_id, "heartbeat"))
+
+
+def give_reward(session_id: Id, value: float | None, components: Iterable[RewardComponent] | None) -> Call[Session]:
+    return Call("POST", path_of("sessions", session_id, "reward"), _reward(value, components))
+
+
+def close_session(
+    session_id: Id, outcome: str, reward: float | None, artefacts: Mapping[str, Any], detail: str
+) -> Call[Session]:
+    body: dict[str, Any] = {"outcome": outcome, "artefacts": dict(artefacts), "detail": detail}
+    if reward is not None:
+        body["reward"] = _reward(reward, None)
+    return Call("POST", path_of("sessions", session_id, "close"), body)
+
+
+def cancel_session(session_id: Id) -> Call[None]:
+    return Call("DELETE", path_of("sessions", session_id))
+
+
+def _reward(value: float | None, components: Iterable[RewardComponent] | None) -> dict[str, Any]:
+    return {"value": value} if components is None else {"value": value, "components": list(components)}
 
 
 def pages(path: str, **params: Any) -> Call[Page]:

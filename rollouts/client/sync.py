@@ -15,6 +15,7 @@ from .connection import http_arguments
 from .errors import ApiError
 from .events import END, Event, EventReader, stream_arguments
 from .retries import Retries
+from .sessions import Session
 from .types import (
     Dataset,
     Environment,
@@ -37,12 +38,14 @@ from .types import (
     Run,
     RunDetail,
     ServerChange,
+    SessionTask,
     StoredTask,
     SubmittedGroup,
     Task,
     TaskSpec,
     Trajectory,
 )
+from .types import Session as SessionInfo
 
 T = TypeVar("T")
 
@@ -173,6 +176,46 @@ class Client:
     def cancel_rollout(self, rollout_id: Id) -> int:
         """Cancel a rollout. 1 when it was still going."""
         return self._send(calls.cancel("rollouts", rollout_id))
+
+    def session(
+        self,
+        *,
+        policy: str = "",
+        run: str = "",
+        task: SessionTask | None = None,
+        ttl_seconds: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """A rollout whose agent is your own code: `with client.session(policy="tiny") as session`.
+
+        `run` is the id or name of a run; with `policy` alone it goes to the run of its sessions. The session ends when there is
+        neither a call nor a heartbeat for `ttl_seconds` (600); heartbeats are sent for you.
+        """
+        return Session(self, calls.open_session(run, policy, task, ttl_seconds, metadata))
+
+    def session_info(self, session_id: Id) -> SessionInfo:
+        """A session as it is now."""
+        return self._send(calls.session_info(session_id))
+
+    def close_session(
+        self,
+        session_id: Id,
+        outcome: Literal["completed", "max_turns", "failed", "abandoned"] = "completed",
+        *,
+        reward: float | None = None,
+        artefacts: Mapping[str, Any] | None = None,
+        detail: str = "",
+    ) -> SessionInfo:
+        """End a session that was opened elsewhere."""
+        return self._send(calls.close_session(session_id, outcome, reward, artefacts or {}, detail))
+
+    def cancel_session(self, session_id: Id) -> None:
+        """Cancel a session: its agent's calls are refused."""
+        self._send(calls.cancel_session(session_id))
+
+    def iter_sessions(self) -> Iterator[SessionInfo]:
+        """Sessions, newest first."""
+        return self._pages(calls.pages("/sessions/"))
 
     def rescore_rollout(self, rollout_id: Id, *, environment: Id | None = None) -> Rescoring:
         """Score a finished rollout again, maybe with another version (its id) of its environment. Old rewards are kept."""

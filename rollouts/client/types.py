@@ -376,6 +376,67 @@ class ResultsPage(TypedDict):
     done: bool
 
 
+class SessionTask(TypedDict, total=False):
+    """What a session works on: `task_id`, or `dataset` and `key`."""
+
+    task_id: str
+    dataset: str
+    key: str
+
+
+class RewardComponent(TypedDict):
+    """`value` is None when it could not be measured; `weight` is 1 unless given."""
+
+    name: str
+    value: float | None
+    weight: NotRequired[float]
+    detail: NotRequired[dict[str, Any]]
+
+
+class Session(TypedDict):
+    """A rollout whose agent runs elsewhere; `id` is that of the rollout. It takes calls while it is `open`."""
+
+    id: str
+    run: str
+    group: str
+    task: str
+    task_key: str
+    environment: str
+    open: bool
+    state: str
+    termination: Termination | None
+    reward: float | None
+    trainable: bool
+    turns: int
+    prompt_tokens: int
+    sampled_tokens: int
+    policy_version: int | None
+    fidelity: str
+    opened_by: str
+    key_prefix: str
+    metadata: dict[str, Any]
+    ttl_seconds: int
+    heartbeat_seconds: float
+    expires_at: str
+    last_seen_at: str
+    last_call_at: str | None
+    created_at: str
+    finished_at: str | None
+
+
+class BaseUrls(TypedDict):
+    openai: str
+    anthropic: str
+    google: str
+
+
+class OpenedSession(Session):
+    """`key` is shown this once."""
+
+    key: str
+    base_urls: BaseUrls
+
+
 class Page(TypedDict):
     """One page of a list; `next` is None on the last one."""
 
