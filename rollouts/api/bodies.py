@@ -82,6 +82,27 @@ class ServerChange(Body):
     tool_format: str | None = Field(None, max_length=30)
 
 
+class NewPolicy(Body):
+    name: PolicyName
+
+
+class NewPolicyVersion(Body):
+    version: int = Field(ge=1, le=_MAX_INT, description="Higher than every one announced before.")
+    mode: Literal["drain", "continue", "abort"] = Field(
+        "drain",
+        description="Replies under way: `drain` lets them end on the old weights, `continue` lets them go on with the new, "
+        "`abort` cuts them and resumes them from their ids with the new.",
+    )
+    source: Object = Field(
+        description='Where the weights come from: {"kind": "path", "path": DIR}, {"kind": "lora", "name": …, "path": DIR}, or '
+        '{"kind": "external"}: the trainer puts them in place once the version is `ready`.'
+    )
+
+
+class WeightsInPlace(Body):
+    failed: dict[Id, str] = Field(default_factory=dict, description="Servers where that went wrong, by id, and why.")
+
+
 class Drain(Body):
     seconds: float | None = Field(None, description="What it holds may finish in this time; null: PRORL_DRAIN_SECONDS.")
 
@@ -122,6 +143,9 @@ class NewGroup(Body):
     key: str = Field("", max_length=200)
     environment: str = Field("", max_length=60)
     payload: Object | None = None
+    require_policy_version: int | None = Field(
+        None, ge=0, le=_MAX_INT, description="Sample it from this policy version and no other."
+    )
 
 
 class NewGroups(Body):

@@ -67,6 +67,10 @@ class ResultsQuery(Query):
     )
 
 
+class PolicyVersionQuery(Query):
+    wait: float = Field(0, ge=0, le=60, description="Seconds to wait for it to be ready, live or failed.")
+
+
 class DeliveryQuery(PageQuery):
     state: Literal["pending", "delivered", "failed"] | None = None
 

@@ -1,4 +1,4 @@
-"""Environments, datasets, tasks, policies, LLM servers."""
+"""Environments, datasets, tasks, LLM servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from rollouts.llm.server_metrics import SHOWN
-from rollouts.models import Dataset, Environment, LLMServer, Policy, Task
+from rollouts.models import Dataset, Environment, LLMServer, Task
 
 
 class EnvironmentSerializer(serializers.ModelSerializer[Environment]):
@@ -70,13 +70,6 @@ class StoredTaskSerializer(TaskSerializer):
 
 class StoredTasksSerializer(serializers.Serializer[Any]):
     tasks = StoredTaskSerializer(many=True, read_only=True)
-
-
-class PolicySerializer(serializers.ModelSerializer[Policy]):
-    class Meta:
-        model = Policy
-        fields = ["id", "name", "version", "created_at"]
-        read_only_fields = fields
 
 
 class LLMServerSerializer(serializers.ModelSerializer[LLMServer]):

@@ -1,4 +1,4 @@
-"""Environments and policies."""
+"""Environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollouts.api.bodies import NewEnvironment
 from rollouts.api.idempotency import idempotent
 from rollouts.api.queries import PageQuery
 from rollouts.api.schema import documented, page_of
-from rollouts.api.serializers.registry import EnvironmentDetailSerializer, EnvironmentSerializer, PolicySerializer
+from rollouts.api.serializers.registry import EnvironmentDetailSerializer, EnvironmentSerializer
 from rollouts.models import Environment, Scope
 from rollouts.selectors import registry as selectors
 from rollouts.services import registry
@@ -48,12 +48,6 @@ class EnvironmentDetail(ApiView):
     @documented("get_environment", "An environment with the schemas of its config and tasks", EnvironmentDetailSerializer)
     def get(self, request: Request, id: UUID) -> Response:
         return Response(_detail(find(selectors.environments_of(self.project), id)))
-
-
-class PolicyList(ListView):
-    @documented("list_policies", "Policies, newest first", page_of(PolicySerializer), query=PageQuery)
-    def get(self, request: Request) -> Response:
-        return self.page(selectors.policies_of(self.project), lambda rows: PolicySerializer(rows, many=True).data)
 
 
 def _detail(environment: Environment) -> dict[str, Any]:
