@@ -7,6 +7,7 @@ what agents are known to drop or rewrite (reasoning, ids of calls, white space a
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +30,11 @@ def keys_of(messages: Sequence[ChatMessage], start: Key = START) -> list[Key]:
         start = digest.hexdigest()
         keys.append(start)
     return keys
+
+
+def key_of_ids(ids: Sequence[int]) -> Key:
+    """The digest of a raw prompt."""
+    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).hexdigest()
 
 
 def _essence(message: ChatMessage) -> list[Any]:
@@ -76,11 +82,11 @@ class Branches:
         """The ids that lead up to here."""
         return self.buffer.segments[place.segment].ids[: place.length]
 
-    def reserve(self, point: Point) -> bool:
-        """Whether the call of the caller may go on in the segment of this point: nothing else does, nor has."""
-        if point.segment in self._busy or point.length != len(self.buffer.segments[point.segment].ids):
+    def reserve(self, place: Point | Prompt) -> bool:
+        """Whether the call of the caller may go on in the segment of this place: nothing else does, nor has."""
+        if place.segment in self._busy or place.length != len(self.buffer.segments[place.segment].ids):
             return False
-        self._busy.add(point.segment)
+        self._busy.add(place.segment)
         return True
 
     def release(self, segment: int) -> None:
@@ -97,6 +103,15 @@ class Branches:
     def same_prompt(self, offer: Key, keys: Sequence[Key]) -> Prompt | None:
         """Where exactly this was asked before."""
         return self._prompts.get((offer, keys[-1]))
+
+    def extended(self, ids: Sequence[int]) -> Prompt | None:
+        """The longest segment that these ids go on from."""
+        ends = [
+            Prompt(number, length)
+            for number, segment in enumerate(self.buffer.segments)
+            if segment.can_go_on and (length := len(segment.ids)) < len(ids) and segment.ids == ids[:length]
+        ]
+        return max(ends, key=lambda end: end.length, default=None)
 
     def shared(self, keys: Sequence[Key]) -> tuple[int | None, int]:
         """In which segment the beginning of these messages was seen before, and how many of them that are."""

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollouts.gateway.dialects.base import Dialect, Part
+from rollouts.gateway.dialects.base import CountingDialect, Dialect, Part
 from rollouts.gateway.directory import SessionDirectory
 from rollouts.gateway.errors import CallRefused, Kind, SessionClosed, SessionMoved
 from rollouts.gateway.fields import Fields
@@ -59,10 +59,9 @@ class Endpoint:
             await answer.refuse(self._dialect, as_refusal(exc))
 
     async def _serve(self, request: Request, answer: _Answer) -> None:
-        if request.method != "POST":
-            raise CallRefused(Kind.WRONG_METHOD, "use POST")
         session = await find_session(self._directory, request)
-        asked = self._dialect.read(Fields.parse(await self._body(request)), request.path_params)
+        body = Fields.parse(await self._body(request))
+        asked = self._dialect.read(body, model=request.path_params.get("model", ""), remembered=session.remembered)
         work = self._stream(session, asked, answer) if asked.stream else self._whole(session, asked, answer)
         await _while_connected(request.receive, work)
 
@@ -93,25 +92,32 @@ class Endpoint:
         await answer.end()
 
 
-class ModelsEndpoint:
-    """GET the one model that a session has."""
+class CountEndpoint(Endpoint):
+    """POST to ask how long a prompt is."""
 
-    def __init__(self, dialect: Dialect, directory: SessionDirectory) -> None:
-        self._dialect = dialect
-        self._directory = directory
+    def __init__(self, dialect: CountingDialect, directory: SessionDirectory, limits: Limits) -> None:
+        super().__init__(dialect, directory, limits)
+        self._counting = dialect
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        answer = _Answer(send, 0)
-        try:
-            session = await find_session(self._directory, request)
-        except Exception as exc:
-            await answer.refuse(self._dialect, as_refusal(exc))
-            return
-        model = {"id": session.model, "object": "model", "created": 0, "owned_by": "prorl", "type": "model"}
-        model |= {"display_name": session.model, "created_at": "1970-01-01T00:00:00Z"}
-        listing = {"object": "list", "data": [model], "has_more": False, "first_id": session.model, "last_id": session.model}
-        await answer.whole(listing)
+    async def _serve(self, request: Request, answer: _Answer) -> None:
+        session = await find_session(self._directory, request)
+        body = Fields.parse(await self._body(request))
+        asked = self._counting.read_to_count(body, model=request.path_params.get("model", ""))
+        await answer.whole(self._counting.counted(await session.count_tokens(asked)))
+
+
+class ModelsEndpoint(Endpoint):
+    """GET the one model that a session has, as `describe` writes it."""
+
+    def __init__(
+        self, dialect: Dialect, directory: SessionDirectory, limits: Limits, describe: Callable[[str], Mapping[str, Any]]
+    ) -> None:
+        super().__init__(dialect, directory, limits)
+        self._describe = describe
+
+    async def _serve(self, request: Request, answer: _Answer) -> None:
+        session = await find_session(self._directory, request)
+        await answer.whole(self._describe(session.model))
 
 
 class _Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 
 class Kind(enum.Enum):
@@ -21,15 +22,22 @@ class Kind(enum.Enum):
     NO_SERVER = 503
 
 
+class Overflow(NamedTuple):
+    """A prompt of so many tokens, for a model whose context holds `limit`."""
+
+    prompt: int
+    limit: int
+
+
 class CallRefused(Exception):
     """A call that gets no reply. The message is for the agent's developer.
 
-    `field` names what in the request is wrong, `overflow` says that the prompt is longer than the model's context, and
-    `retry_after` (seconds) when to come again.
+    `field` names what in the request is wrong, `overflow` tells by how much the prompt is too long, and `retry_after`
+    (seconds) when to come again.
     """
 
     def __init__(
-        self, kind: Kind, message: str, *, field: str = "", overflow: bool = False, retry_after: int | None = None
+        self, kind: Kind, message: str, *, field: str = "", overflow: Overflow | None = None, retry_after: int | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

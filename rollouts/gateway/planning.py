@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollouts.gateway.branches import Branches, Key, Point, keys_of
+from rollouts.gateway.branches import Branches, Key, Point, key_of_ids, keys_of
 from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
@@ -44,6 +44,8 @@ class Planner:
 
     async def plan(self, request: ModelRequest, *, reserve: bool = True) -> Plan:
         """With `reserve`, a segment that the call can go on in is its own until `release`. Raises `ModelError`."""
+        if request.prompt is not None:
+            return await self._plan_raw(request.prompt, reserve=reserve)
         offer = _offer_key(request)
         keys = keys_of(request.messages)
         plan = Plan(offer, keys, shown=await self._shown_tools(request))
@@ -64,6 +66,15 @@ class Planner:
             raise
         return plan
 
+    async def _plan_raw(self, prompt: str | tuple[int, ...], *, reserve: bool) -> Plan:
+        """Of a raw prompt only the ids count: it goes on in a segment that they begin with."""
+        ids = await self._client.encode(self._route.server, prompt) if isinstance(prompt, str) else list(prompt)
+        plan = Plan("", [key_of_ids(ids)], ids, ids)
+        end = self._branches.extended(ids)
+        if end is not None and reserve and self._branches.reserve(end):
+            plan.segment, plan.context_ids = end.segment, ids[end.length :]
+        return plan
+
     def tool_format(self, plan: Plan) -> ToolFormat:
         """How the model writes calls in reply: in its own way, unless it was told another."""
         return tool_format(self._route.server.tool_format) if plan.shown else HERMES
@@ -82,6 +93,8 @@ class Planner:
             return plan.not_continued or SegmentCause.SIBLING, plan.point.segment
         if not self._branches.buffer.segments:
             return SegmentCause.START, None
+        if not request.messages:
+            return SegmentCause.SUBAGENT, None
         until_user = next((n for n, m in enumerate(request.messages, 1) if m["role"] == "user"), len(request.messages))
         segment, shared = self._branches.shared(plan.keys)
         return (SegmentCause.EDITED, segment) if shared >= until_user else (SegmentCause.SUBAGENT, None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rollouts.llm.types import ChatMessage, ModelCallRecord
@@ -44,7 +43,6 @@ class Reply:
 
     told: Told
     record: ModelCallRecord
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
     def ending(self) -> Ending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -65,7 +66,10 @@ class Wishes:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One call. A raw completion has a `prompt` (text or ids) instead of messages."""
+    """One call. A raw completion has a `prompt` (text or ids) instead of messages.
+
+    `remember` are the messages that a later request may go on from by naming the `id` of this one.
+    """
 
     dialect: str
     model: str
@@ -79,3 +83,5 @@ class ModelRequest:
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
+    remember: tuple[ChatMessage, ...] | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(12))

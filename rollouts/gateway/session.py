@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import MessageRecord, Recorder, ToolCallRecord, TurnRecord
 from rollouts.gateway.branches import Branches, Point, Prompt, keys_of
-from rollouts.gateway.errors import CallRefused, Kind, SessionClosed
+from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed
 from rollouts.gateway.planning import Plan, Planner
 from rollouts.gateway.recording import message_records, tool_call_records
 from rollouts.gateway.replies import Event, Finished, Reply, Told
@@ -24,11 +25,12 @@ from rollouts.llm.replies import REASONING_START
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import Sampled, sample
 from rollouts.llm.turns import REASONING_END
-from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, VersionSpan
+from rollouts.llm.types import ChatMessage, Completion, ModelCallRecord, Piece, Sampling, VersionSpan
 
 Result = TypeVar("Result")
 
 _ENDED = "the session has ended"
+_REMEMBERED = 1024  # conversations
 _TAG_IDS = 16  # more than a tag of reasoning has
 
 
@@ -56,6 +58,7 @@ class AgentSession:
         self.model = model
         self.calls = 0  # stored so far
         self.overflows = 0  # calls refused because their prompt left no room
+        self.remembered: OrderedDict[str, Sequence[ChatMessage]] = OrderedDict()  # conversations that requests may name
         self.failure: ModelError | None = None  # of the last call, when it failed for the servers' fault
         self._client = client
         self._route = route
@@ -157,9 +160,6 @@ class AgentSession:
             if self._closed is not None and task.cancelled():
                 raise self._closed from None
             raise
-        except ContextOverflow as exc:
-            self.overflows += 1
-            raise CallRefused(Kind.INVALID, str(exc), field="messages", overflow=True) from exc
         except ModelError as exc:
             if exc.status == 400:
                 raise CallRefused(Kind.INVALID, str(exc), field="messages") from exc
@@ -178,9 +178,18 @@ class AgentSession:
                 told = take_apart(sampled.completion.text, request, sampling.stop, self._planner.tool_format(plan))
             else:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
-            return await self._finished(self._store(request, plan, sampling, sampled, told))
+            reply = await self._finished(self._store(request, plan, sampling, sampled, told))
+        except ContextOverflow as exc:
+            self.overflows += 1
+            overflow = Overflow(len(plan.prompt_ids), self._route.server.max_model_len)
+            raise CallRefused(Kind.INVALID, str(exc), overflow=overflow) from exc
         finally:
             self._planner.release(plan)
+        if request.remember is not None:
+            self.remembered[request.id] = (*request.remember, told.message())
+            if len(self.remembered) > _REMEMBERED:
+                self.remembered.popitem(last=False)
+        return reply
 
     async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
         sampled = await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)
@@ -242,7 +251,7 @@ class AgentSession:
     async def _store(self, request: ModelRequest, plan: Plan, sampling: Sampling, sampled: Sampled, told: Told | None) -> Reply:
         """Record a call and take it into the tree. Nothing can go on from one of which nothing was `told`."""
         completion, server, spans = sampled
-        reply_key = keys_of([told.message()], plan.keys[-1])[-1] if told else ""
+        reply_key = keys_of([told.message()], plan.keys[-1])[-1] if told and request.prompt is None else ""
         async with self._recording:
             segment, cause, parent = plan.segment, "", None
             if segment is None:
@@ -280,6 +289,9 @@ class AgentSession:
         asked_in = plan.point.turn if plan.point else None
         first = self._next_message
         messages = message_records(request.messages[known:], first_index=first, turn=call.turn, asked_in=asked_in)
+        if request.prompt is not None:
+            text = await self._client.detokenize(self._route.server, call.context_ids)
+            messages = [MessageRecord(first, call.turn, "user", text)]
         messages.append(MessageRecord(first + len(messages), call.turn, "assistant", call.text))
         results: list[ToolCallRecord] = []
         if plan.point is not None:

@@ -20,6 +20,7 @@ class Telling:
     """
 
     def __init__(self, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat, *, thinking: bool = False) -> None:
+        self._is_raw = request.prompt is not None  # text without a structure
         may_call = bool(request.tools) and request.tool_choice.mode != "none"
         schemas = {tool.name: tool.parameters for tool in request.tools}
         self._reader = ReplyReader(tool_format if may_call else None, thinking=thinking, schemas=schemas)
@@ -36,20 +37,23 @@ class Telling:
         text = self._held + text
         held = max((len(stop) if text.endswith(stop) else partial_end(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
-        return self._tell(self._reader.feed(text[: len(text) - held]))
+        return self._tell(text[: len(text) - held])
 
     def end(self, text: str) -> tuple[Told, list[Event]]:
         """The rest, of which `text` is the whole, and all that was told."""
         rest = self._held + (text[len(self._came) :] if text.startswith(self._came) else "")
         stop = next((stop for stop in self._stops if text.endswith(stop)), None)
-        events = self._tell(self._reader.feed(rest.removesuffix(stop or "")) + self._reader.finish())
+        events = self._tell(rest.removesuffix(stop or ""), last=True)
         if not self._calls and self._space:
             events += [TextDelta(self._space)]
             self._content += self._space
         return Told(self._content, self._reasoning, tuple(self._calls), stop), events
 
-    def _tell(self, parts: Sequence[ReplyPart]) -> list[Event]:
+    def _tell(self, text: str, *, last: bool = False) -> list[Event]:
         self._events = []
+        parts = [ReplyPart("text", text)] if self._is_raw else self._reader.feed(text)
+        if last and not self._is_raw:
+            parts += self._reader.finish()
         for part in parts:
             if part.call is not None:
                 self._call(CallOut(f"call_{secrets.token_hex(12)}", part.call.name, part.call.arguments))

@@ -29,8 +29,8 @@ class ModelClient:
     Every method raises `ModelError` when the server does not do its part.
     """
 
-    def __init__(self) -> None:
-        self._transport = Transport()
+    def __init__(self, transport: Transport | None = None) -> None:
+        self._transport = transport or Transport()
         self._tokenizers = LocalTokenizers()
         self.turns = TurnRenderer(self.render)
 
@@ -95,6 +95,12 @@ class ModelClient:
         if template_kwargs:
             body["chat_template_kwargs"] = dict(template_kwargs)
         return token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens")
+
+    async def encode(self, server: ServerAddress, text: str) -> list[int]:
+        """The ids of a raw prompt, as the server's own `/v1/completions` would read it."""
+        return token_list(
+            await self._post(server, "/tokenize", {"model": server.model, "prompt": text}, HELPER_TIMEOUT), "tokens"
+        )
 
     async def detokenize(self, server: ServerAddress, token_ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included; for people to read, never to encode again."""

@@ -11,6 +11,7 @@ from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import Event, Reply
 from rollouts.gateway.requests import ModelRequest
+from rollouts.llm.types import ChatMessage
 
 
 class Part(NamedTuple):
@@ -20,13 +21,15 @@ class Part(NamedTuple):
     event: Event
 
 
+Remembered = Mapping[str, Sequence[ChatMessage]]
+"""Conversations that a request may name, by the id of the request that ended them."""
+
+
 class Dialect(Protocol):
-    """One API. `path` holds what of the request is in its path: a model's name."""
+    """One API."""
 
-    name: str
-
-    def read(self, body: Fields, path: Mapping[str, str]) -> ModelRequest:
-        """Raises `CallRefused`."""
+    def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
+        """`model` is the one that the path names, if it does. Raises `CallRefused`."""
         ...
 
     def answer(self, request: ModelRequest, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -43,6 +46,18 @@ class Dialect(Protocol):
 
     def error_event(self, error: CallRefused) -> bytes:
         """A refusal after the answer began."""
+        ...
+
+
+class CountingDialect(Dialect, Protocol):
+    """One that can be asked how long a prompt is."""
+
+    def read_to_count(self, body: Fields, *, model: str) -> ModelRequest:
+        """Raises `CallRefused`."""
+        ...
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """The body of a 200."""
         ...
 
 

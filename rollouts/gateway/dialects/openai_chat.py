@@ -6,12 +6,12 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from rollouts.gateway.dialects.base import Part, sse
+from rollouts.gateway.dialects.base import Part, Remembered, sse
 from rollouts.gateway.dialects.openai_common import error_body, read_arguments, read_function, usage, write_arguments
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import CallDelta, CallOut, Finished, ReasoningDelta, Reply, TextDelta
-from rollouts.gateway.requests import FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
 from rollouts.llm.types import ChatMessage
 
 MAX_CHOICES = 64
@@ -39,7 +39,7 @@ class OpenAIChat:
 
     name = "openai-chat"
 
-    def read(self, body: Fields, path: Mapping[str, str]) -> ModelRequest:
+    def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
         body.only(_KNOWN, _HARMLESS)
         messages = tuple(_read_message(message) for message in body.objects("messages"))
         if not messages:
@@ -69,11 +69,11 @@ class OpenAIChat:
             }
             for index, reply in enumerate(replies)
         ]
-        head = _head(request, replies[0].id, "chat.completion")
+        head = _head(request, "chat.completion")
         return head | {"choices": choices, "usage": usage(replies)}
 
     async def events(self, request: ModelRequest, parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
-        head = _head(request, "", "chat.completion.chunk")
+        head = _head(request, "chat.completion.chunk")
         finished: list[Reply] = []
         begun: set[int] = set()
         async for index, event in parts:
@@ -163,7 +163,7 @@ def _read_choice(body: Fields) -> ToolChoice:
     choice = body.raw("tool_choice")
     match choice:
         case None | "auto":
-            return ToolChoice()
+            return AUTO
         case "none":
             return ToolChoice("none")
         case "required":
@@ -173,9 +173,8 @@ def _read_choice(body: Fields) -> ToolChoice:
     raise body.refuse("tool_choice", "must be auto, none, required or name a function")
 
 
-def _head(request: ModelRequest, reply_id: str, kind: str) -> dict[str, Any]:
-    reply_id = reply_id or f"{time.time_ns():x}"
-    return {"id": f"chatcmpl-{reply_id}", "object": kind, "created": int(time.time()), "model": request.model}
+def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{request.id}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
 def _message(reply: Reply) -> dict[str, Any]:

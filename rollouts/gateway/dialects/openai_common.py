@@ -25,9 +25,14 @@ _CODES = {Kind.UNAUTHENTICATED: "invalid_api_key", Kind.CLOSED: "session_closed"
 
 def error_body(error: CallRefused) -> dict[str, Any]:
     """OpenAI's shape of an error."""
-    code = "context_length_exceeded" if error.overflow else _CODES.get(error.kind)
+    message, code = str(error), _CODES.get(error.kind)
+    if error.overflow:
+        prompt, limit = error.overflow
+        # In these words, which agents look for.
+        message = f"This model's maximum context length is {limit} tokens. However, your messages resulted in {prompt} tokens."
+        code = "context_length_exceeded"
     kind = _TYPES.get(error.kind, "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": error.field or None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": error.field or None, "code": code}}
 
 
 def read_arguments(text: str) -> Any:
@@ -42,6 +47,18 @@ def read_arguments(text: str) -> Any:
 def write_arguments(call: CallOut) -> str:
     """The arguments of a call as OpenAI's APIs give them: JSON in a string."""
     return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def call_item(call: CallOut) -> dict[str, Any]:
+    """A call as an item of a response."""
+    return {
+        "id": call.id.replace("call_", "fc_"),
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": write_arguments(call),
+        "status": "completed",
+    }
 
 
 def read_function(fields: Fields) -> FunctionTool:

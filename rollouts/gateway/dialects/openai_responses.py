@@ -1,0 +1,209 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rollouts.gateway.dialects.base import Part, Remembered, sse
+from rollouts.gateway.dialects.openai_common import call_item, error_body, read_arguments, read_function
+from rollouts.gateway.dialects.responses_stream import ResponseStream
+from rollouts.gateway.errors import CallRefused
+from rollouts.gateway.fields import Fields
+from rollouts.gateway.replies import Reply, Told
+from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.llm.types import ChatMessage
+
+_KNOWN = {
+    *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens"),
+    *("temperature", "top_p", "stream", "previous_response_id"),
+}
+_HARMLESS: dict[str, Any] = {
+    **dict.fromkeys(("metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key"), ...),
+    **dict.fromkeys(("prompt_cache_retention", "reasoning", "include", "stream_options"), ...),
+    "background": False,
+    "truncation": "disabled",
+    "top_logprobs": 0,
+    "text": {"format": {"type": "text"}},
+}
+_TEXT_PARTS = {"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"}
+
+
+class OpenAIResponses:
+    """POST /v1/responses. `previous_response_id` may name any response of the session, whatever `store` said."""
+
+    name = "openai-responses"
+
+    def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
+        body.only(_KNOWN, _HARMLESS)
+        messages = list(_previous(body, remembered))
+        given = body.raw("input")
+        if isinstance(given, str):
+            messages.append({"role": "user", "content": given})
+        else:
+            messages += _read_items(body.objects("input"))
+        if not messages:
+            raise body.refuse("input", "must be a string or a list of at least one item")
+        instructions = body.text("instructions")
+        system: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
+        return ModelRequest(
+            dialect=self.name,
+            model=body.text("model"),
+            messages=(*system, *messages),
+            remember=tuple(messages),
+            tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
+            tool_choice=_read_choice(body),
+            parallel_calls=body.flag("parallel_tool_calls", True),
+            wishes=Wishes(
+                max_tokens=body.integer("max_output_tokens", 1, 2**31),
+                temperature=body.number("temperature", 0, 2),
+                top_p=body.number("top_p", 0, 1),
+            ),
+            stream=body.flag("stream"),
+        )
+
+    def answer(self, request: ModelRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+        return _response(request, replies[0])
+
+    async def events(self, request: ModelRequest, parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
+        stream = ResponseStream(_response(request, None))
+        async for _, event in parts:
+            for written in stream.write(event, lambda reply: _response(request, reply)):
+                yield written
+
+    def error(self, error: CallRefused) -> dict[str, Any]:
+        return error_body(error)
+
+    def error_event(self, error: CallRefused) -> bytes:
+        detail = error_body(error)["error"]
+        return sse({"type": "error", "sequence_number": 0, **detail}, "error")
+
+
+def _previous(body: Fields, remembered: Remembered) -> Sequence[ChatMessage]:
+    name = body.text("previous_response_id")
+    if not name:
+        return ()
+    if name.removeprefix("resp_") not in remembered:
+        raise body.refuse("previous_response_id", "this session has no such response")
+    return remembered[name.removeprefix("resp_")]
+
+
+def _read_items(items: Sequence[Fields]) -> list[ChatMessage]:
+    """What a model says in one go is several items: text, reasoning and calls in a row are one message here."""
+    messages: list[ChatMessage] = []
+    reply: ChatMessage | None = None
+    for item in items:
+        kind = item.text("type", "message")
+        role = item.text("role") if kind == "message" else ""
+        if kind in ("function_call", "reasoning") or role == "assistant":
+            if reply is None:
+                reply = {"role": "assistant", "content": ""}
+                messages.append(reply)
+            _add_to_reply(reply, item, kind)
+            continue
+        reply = None
+        if kind == "function_call_output":
+            output = _read_text(item, "output")
+            messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id")})
+        elif kind == "message" and role in ("system", "developer"):
+            messages.append({"role": "system", "content": _read_text(item, "content")})
+        elif kind == "message" and role == "user":
+            messages.append({"role": "user", "content": _read_text(item, "content")})
+        elif kind == "message":
+            raise item.refuse("role", "must be system, developer, user or assistant")
+        else:
+            raise item.refuse("type", f"{kind!r} is not supported")
+    return messages
+
+
+def _add_to_reply(reply: ChatMessage, item: Fields, kind: str) -> None:
+    if kind == "function_call":
+        function = {"name": item.text("name"), "arguments": read_arguments(item.text("arguments", "{}"))}
+        call = {"id": item.text("call_id"), "type": "function", "function": function}
+        reply["tool_calls"] = [*reply.get("tool_calls", ()), call]
+    elif kind == "reasoning":
+        if text := _read_text(item, "content") or _read_text(item, "summary"):
+            reply["reasoning_content"] = text
+    else:
+        reply["content"] = "\n".join(filter(None, [reply["content"], _read_text(item, "content")]))
+
+
+def _read_text(fields: Fields, name: str) -> str:
+    if not isinstance(fields.raw(name), list):
+        return fields.text(name)
+    texts = []
+    for part in fields.objects(name):
+        kind = part.text("type")
+        if kind not in _TEXT_PARTS:
+            raise part.refuse("type", f"{kind!r} is not supported; send text")
+        texts.append(part.text("refusal" if kind == "refusal" else "text"))
+    return "\n".join(texts)
+
+
+def _read_tool(fields: Fields) -> FunctionTool:
+    if fields.text("type") != "function":
+        raise fields.refuse("type", "only functions are supported")
+    return read_function(fields)
+
+
+def _read_choice(body: Fields) -> ToolChoice:
+    match body.raw("tool_choice"):
+        case None | "auto":
+            return AUTO
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return ToolChoice("required")
+        case {"type": "function", "name": str(name)}:
+            return ToolChoice("required", name)
+    raise body.refuse("tool_choice", "must be auto, none, required or name a function")
+
+
+def _response(request: ModelRequest, reply: Reply | None) -> dict[str, Any]:
+    """The response object; without a reply, as it is when it begins."""
+    incomplete = None
+    if reply is not None and reply.ending in ("length", "content_filter"):
+        incomplete = {"reason": "max_output_tokens" if reply.ending == "length" else "content_filter"}
+    status = "in_progress" if reply is None else "incomplete" if incomplete else "completed"
+    return {
+        "id": f"resp_{request.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "error": None,
+        "incomplete_details": incomplete,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": _output(request, reply.told) if reply else [],
+        "parallel_tool_calls": request.parallel_calls,
+        "temperature": request.wishes.temperature,
+        "top_p": request.wishes.top_p,
+        "tool_choice": request.tool_choice.mode,
+        "tools": [{"type": "function", **tool.described()["function"], "strict": False} for tool in request.tools],
+        "usage": _usage(reply) if reply else None,
+    }
+
+
+def _output(request: ModelRequest, told: Told) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if told.reasoning:
+        content = [{"type": "reasoning_text", "text": told.reasoning}]
+        items.append({"id": f"rs_{request.id}", "type": "reasoning", "summary": [], "content": content, "status": "completed"})
+    if told.content:
+        content = [{"type": "output_text", "text": told.content, "annotations": [], "logprobs": []}]
+        item = {"id": f"msg_{request.id}", "type": "message", "role": "assistant", "content": content, "status": "completed"}
+        items.append(item)
+    return items + [call_item(call) for call in told.calls]
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    prompt, sampled = reply.record.prompt_tokens, reply.sampled_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + sampled,
+    }
