@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,9 +90,10 @@ def _rules(rollout_ids: Sequence[UUID], avoid: Collection[UUID], at: datetime | 
 
 _SEE = """
 SELECT s.id, s.policy_id, ARRAY(SELECT jsonb_array_elements_text(s.capabilities -> 'features')),
-       jsonb_build_object(
+       json_build_object(
            'url', s.url, 'model', s.model, 'policy', p.name, 'policy_version', s.policy_version, 'engine', s.engine,
-           'max_model_len', s.max_model_len, 'api_key', s.api_key, 'tokenizer', s.tokenizer, 'tool_format', s.tool_format),
+           'max_model_len', s.max_model_len, 'api_key', s.api_key, 'tokenizer', s.tokenizer, 'tool_format', s.tool_format
+       )::text,
        s.admission, s.health, s.hold, usable.room,
        (SELECT count(*) FROM rollouts_rollout r WHERE r.llm_server_id = s.id AND r.state = 'running')
 FROM rollouts_llmserver s JOIN rollouts_policy p ON p.id = s.policy_id
@@ -106,8 +108,9 @@ def see_servers(policies: Collection[UUID]) -> list[SeenServer]:
     return [_seen(*row) for row in execute_prepared(_SEE, parameters)]
 
 
-def _seen(id_: UUID, policy_id: UUID, features: list[str], where: dict[str, Any], *state: Any) -> SeenServer:
-    return SeenServer(id_, policy_id, ServerAddress(server_id=str(id_), features=frozenset(features), **where), *state)
+def _seen(id_: UUID, policy_id: UUID, features: list[str], where: str, *state: Any) -> SeenServer:
+    address = ServerAddress(server_id=str(id_), features=frozenset(features), **json.loads(where))
+    return SeenServer(id_, policy_id, address, *state)
 
 
 def address_of(server: LLMServer) -> ServerAddress:
