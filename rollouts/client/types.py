@@ -11,7 +11,10 @@ Counts = dict[str, int]  # state -> how many rollouts are in it
 
 
 class GroupSpec(TypedDict, total=False):
-    """n rollouts of one task: `task_id`, or `dataset` and `key`, or `environment` and `payload`."""
+    """n rollouts of one task: `task_id`, or `dataset` and `key`, or `environment` and `payload`.
+
+    `require_policy_version`: sampled from that version and no other.
+    """
 
     n: Required[int]
     task_id: str
@@ -19,6 +22,7 @@ class GroupSpec(TypedDict, total=False):
     key: str
     environment: str
     payload: dict[str, Any]
+    require_policy_version: int
 
 
 class TaskSpec(TypedDict):
@@ -249,7 +253,9 @@ class Rollout(TypedDict):
     trainable: bool
     termination: Termination | None
     fidelity: str
+    required_version: int | None
     policy_version: int | None
+    oldest_version: int | None
     turns: int
     prompt_tokens: int
     sampled_tokens: int
@@ -291,7 +297,7 @@ class Message(TypedDict):
 
 
 class ModelCall(TypedDict):
-    """`prompt_ids` are there when asked for. Latency in seconds."""
+    """`prompt_ids` are there when asked for. Latency in seconds. `version_spans`: (policy version, ids) in order."""
 
     turn: int
     segment: int
@@ -303,6 +309,11 @@ class ModelCall(TypedDict):
     prompt_tokens: int
     policy: str
     policy_version: int
+    policy_version_last: int
+    version_spans: list[tuple[int, int]]
+    opened_by: str
+    parent_segment: int | None
+    dialect: str
     server: str | None
     sampling: dict[str, Any]
     latency: float
@@ -336,19 +347,24 @@ class ToolCall(TypedDict):
 
 
 class Segment(TypedDict):
-    """What to train on. The lists are equally long; `loss_mask` is 1 on sampled ids."""
+    """What to train on. The lists are equally long; `loss_mask` is 1 on sampled ids, `policy_versions` -1 on the others."""
 
     token_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float] | None
+    policy_versions: list[int]
 
 
 class PackedSegment(TypedDict):
-    """A segment as little-endian arrays: int32, uint8, float32; base64 in a JSON answer. `unpack` reads both."""
+    """A segment as little-endian arrays: int32, uint8, float32; base64 in a JSON answer. `unpack` reads both.
+
+    `version_runs` are (policy version, ids) pairs over all ids.
+    """
 
     token_ids: bytes | str
     loss_mask: bytes | str
     logprobs: bytes | str | None
+    version_runs: list[tuple[int, int]]
 
 
 class Trajectory(TypedDict):

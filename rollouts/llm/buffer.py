@@ -10,6 +10,8 @@ from typing import NamedTuple, Self
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.types import ModelCallRecord
 
+NOT_SAMPLED = -1  # in place of a policy version
+
 
 class Exchange(NamedTuple):
     """What one call sent and what was sampled."""
@@ -23,12 +25,14 @@ class Segment:
     """One append-only sequence. All lists have one entry for each id.
 
     `mask` is 1 on sampled ids and 0 elsewhere. `logprobs` holds 0.0 where the mask is 0; it is None as a whole as soon as one
-    sampled id has no logprob. `can_go_on` is False when its last reply has no ids: what follows them is not known.
+    sampled id has no logprob. `versions` says which policy version sampled an id, -1 where the mask is 0. `can_go_on` is False
+    when its last reply has no ids: what follows them is not known.
     """
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     can_go_on: bool = True
 
 
@@ -73,6 +77,9 @@ class TokenBuffer:
             raise ValueError(f"turn {call.turn} continues a reply whose ids are not known")
         segment.ids += call.context_ids + call.sampled_ids
         segment.mask += [0] * len(call.context_ids) + [1] * len(call.sampled_ids)
+        segment.versions += [NOT_SAMPLED] * len(call.context_ids)
+        for version, tokens in call.spans:
+            segment.versions += [version] * tokens
         if call.logprobs is None or segment.logprobs is None:
             segment.logprobs = None
         else:

@@ -138,6 +138,12 @@ class ModelCallRecord:
     opened_by: str = ""  # a SegmentCause on the first call of a segment
     parent_segment: int | None = None
     dialect: str = ""  # how an agent asked for it through the gateway; empty for the shipped loop
+
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """Which weights sampled which of `sampled_ids`."""
+        return self.version_spans or (VersionSpan(self.policy_version, len(self.sampled_ids)),)
+
     conversation_key: str = ""  # by which the gateway finds what goes on from here (`rollouts.gateway.branches`)
 
 

@@ -290,7 +290,8 @@ def test_results_carry_rewards_and_trajectories_on_request(case: ApiCase) -> Non
     assert plain["rewards"] == {"correct": 1.0}
     assert "trajectory" not in plain
     [full] = get(case, include="trajectory")["results"]
-    assert full["trajectory"]["segments"] == [{"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5]}]
+    segment = {"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5], "policy_versions": [-1, -1, 1]}
+    assert full["trajectory"]["segments"] == [segment]
     assert {**plain, "trajectory": full["trajectory"]} == full
 
 
@@ -305,8 +306,9 @@ def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
                 turn=turn,
                 segment=segment,
                 context_ids=[turn, 150_000],
-                sampled_ids=[7],
-                logprobs=[-0.25] if turn == 1 else logprobs,
+                sampled_ids=[7] * turn,
+                logprobs=[-0.25] if turn == 1 else logprobs and logprobs * turn,
+                version_spans=[[1, 1], [2, 1]] if turn == 2 else [],
                 **call,
             )
     ModelCall.objects.create(
@@ -320,7 +322,11 @@ def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
             arrays = unpack(segment)
             assert list(arrays.token_ids) == plain["token_ids"]
             assert list(arrays.loss_mask) == plain["loss_mask"]
+            assert list(arrays.policy_versions) == plain["policy_versions"]
             assert (None if arrays.logprobs is None else list(arrays.logprobs)) == plain["logprobs"]
+
+    first = numbers[0]["trajectory"]["segments"][0]
+    assert first["policy_versions"] == [-1, -1, 1, -1, -1, 1, 2]
 
 
 def test_only_the_own_project_gets_results(case: ApiCase) -> None:

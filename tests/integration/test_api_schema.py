@@ -56,7 +56,8 @@ def test_every_creating_operation_offers_an_idempotency_key(schema: dict[str, An
 
 def test_bodies_name_their_fields(schema: dict[str, Any]) -> None:
     components = schema["components"]["schemas"]
-    assert set(components["NewGroup"]["properties"]) == {"n", "task_id", "dataset", "key", "environment", "payload"}
+    naming = {"task_id", "dataset", "key", "environment", "payload"}
+    assert set(components["NewGroup"]["properties"]) == {"n", "require_policy_version", *naming}
     assert components["NewGroup"]["additionalProperties"] is False
     assert "$ref" in str(components["NewRunRequest"]["properties"]["settings"])
     assert "api_key" not in components["LLMServer"]["properties"]

@@ -39,7 +39,15 @@ class ModelCallSerializer(serializers.Serializer[Any]):
     finish_reason = serializers.CharField()
     prompt_tokens = serializers.IntegerField()
     policy = serializers.CharField()
-    policy_version = serializers.IntegerField()
+    policy_version = serializers.IntegerField(help_text="Of the first sampled id.")
+    policy_version_last = serializers.IntegerField(help_text="Of the last sampled id.")
+    version_spans = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
+        help_text="[policy version, ids] pairs that cover the sampled ids in order.",
+    )
+    opened_by = serializers.CharField(help_text="Of the first call of a segment: why it was begun; else empty.")
+    parent_segment = serializers.IntegerField(allow_null=True, help_text="Which segment its own branched off.")
+    dialect = serializers.CharField(help_text="How an agent asked for it through the gateway; empty for the shipped loop.")
     server = serializers.UUIDField(allow_null=True)
     sampling = serializers.JSONField()
     latency = serializers.FloatField(help_text="Seconds.")
@@ -82,6 +90,9 @@ class SegmentSerializer(serializers.Serializer[Any]):
     logprobs = serializers.ListField(
         child=serializers.FloatField(), allow_null=True, help_text="0.0 where the mask is 0; null when any is unknown."
     )
+    policy_versions = serializers.ListField(
+        child=serializers.IntegerField(), help_text="Which policy version sampled the id; -1 where the mask is 0."
+    )
 
 
 class PackedSegmentSerializer(serializers.Serializer[Any]):
@@ -90,6 +101,10 @@ class PackedSegmentSerializer(serializers.Serializer[Any]):
     token_ids = serializers.CharField(help_text="int32")
     loss_mask = serializers.CharField(help_text="uint8; 1 on sampled ids, 0 elsewhere")
     logprobs = serializers.CharField(allow_null=True, help_text="float32; 0.0 where the mask is 0; null when any is unknown")
+    version_runs = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
+        help_text="[policy version, ids] pairs that cover all ids in order; -1 for those that were not sampled.",
+    )
 
 
 class TrajectorySerializer(serializers.Serializer[Any]):
@@ -149,24 +164,35 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
         "model_calls": calls,
         "tool_calls": [_tool_call(call, pictures[call.turn, call.index]) for call in trajectory.tool_calls],
         "segments": [
-            {"token_ids": segment.ids, "loss_mask": segment.mask, "logprobs": segment.logprobs}
+            {
+                "token_ids": segment.ids,
+                "loss_mask": segment.mask,
+                "logprobs": segment.logprobs,
+                "policy_versions": segment.versions,
+            }
             for segment in trajectory.segments()
         ],
     }
 
 
-def packed_segment_json(segment: PackedSegment) -> dict[str, str | None]:
+def packed_segment_json(segment: PackedSegment) -> dict[str, Any]:
     """As `PackedSegmentSerializer` describes it."""
     return {
         "token_ids": _base64(segment.token_ids),
         "loss_mask": _base64(segment.loss_mask),
         "logprobs": None if segment.logprobs is None else _base64(segment.logprobs),
+        "version_runs": segment.version_runs,
     }
 
 
-def packed_segment_raw(segment: PackedSegment) -> dict[str, bytearray | None]:
+def packed_segment_raw(segment: PackedSegment) -> dict[str, Any]:
     """As `PackedSegmentSerializer` describes it, but the bytes themselves."""
-    return {"token_ids": segment.token_ids, "loss_mask": segment.loss_mask, "logprobs": segment.logprobs}
+    return {
+        "token_ids": segment.token_ids,
+        "loss_mask": segment.loss_mask,
+        "logprobs": segment.logprobs,
+        "version_runs": segment.version_runs,
+    }
 
 
 def _base64(data: bytes | bytearray) -> str:
@@ -184,6 +210,11 @@ def _model_call(call: ModelCall) -> dict[str, Any]:
         "prompt_tokens": call.prompt_tokens,
         "policy": call.policy,
         "policy_version": call.policy_version,
+        "policy_version_last": call.policy_version if call.policy_version_last is None else call.policy_version_last,
+        "version_spans": call.version_spans or [[call.policy_version, len(call.sampled_ids)]],
+        "opened_by": call.opened_by,
+        "parent_segment": call.parent_segment,
+        "dialect": call.dialect,
         "server": call.server_id,
         "sampling": call.sampling,
         "latency": call.latency,

@@ -70,9 +70,7 @@ class PolicyVersionList(ListView):
         PolicyVersionSerializer,
         status=202,
         body=NewPolicyVersion,
-        creates=True,
     )
-    @idempotent
     def post(self, request: Request, name: str) -> Response:
         body = self.body(NewPolicyVersion)
         announced = policies.announce_version(
