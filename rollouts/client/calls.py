@@ -30,6 +30,9 @@ from .types import (
     LLMServer,
     OpenedSession,
     Page,
+    Policy,
+    PolicyDetail,
+    PolicyVersion,
     Project,
     RescoreCounts,
     Rescoring,
@@ -150,6 +153,39 @@ def change_server(server_id: Id, changes: Mapping[str, Any]) -> Call[LLMServer]:
 
 def remove_server(server_id: Id) -> Call[None]:
     return Call("DELETE", path_of("llm-servers", server_id))
+
+
+def create_policy(name: str) -> Call[Policy]:
+    return _create("/policies/", {"name": name})
+
+
+def policy(name: str) -> Call[PolicyDetail]:
+    return Call("GET", path_of("policies", name))
+
+
+def announce_version(policy: str, version: int, weights: str | Mapping[str, Any] | None, mode: str) -> Call[PolicyVersion]:
+    """Repeated, it is only answered."""
+    source: dict[str, Any] = {"kind": "external"}
+    if isinstance(weights, str):
+        source = {"kind": "path", "path": weights}
+    elif weights is not None:
+        source = dict(weights)
+    body = {"version": version, "mode": mode, "source": source}
+    return Call("POST", path_of("policies", policy, "versions"), body)
+
+
+def policy_version(policy: str, version: int, wait: float) -> Call[PolicyVersion]:
+    return Call("GET", path_of("policies", policy, "versions", str(version)), params={"wait": wait}, wait=wait)
+
+
+def weights_in_place(policy: str, version: int, failed: Mapping[Id, str] | None) -> Call[PolicyVersion]:
+    body = {"failed": {str(server_id): why for server_id, why in (failed or {}).items()}}
+    return Call("POST", path_of("policies", policy, "versions", str(version), "loaded"), body)
+
+
+def is_settled(version: PolicyVersion) -> bool:
+    """Whether its servers have the weights, failed, or wait for them."""
+    return version["state"] in ("ready", "live", "failed")
 
 
 def project() -> Call[Project]:

@@ -29,6 +29,9 @@ from .types import (
     LLMServer,
     NewServer,
     Page,
+    Policy,
+    PolicyDetail,
+    PolicyVersion,
     Project,
     RescoreCounts,
     Rescoring,
@@ -124,6 +127,47 @@ class Client:
     def remove_server(self, server_id: Id) -> None:
         """Forget a server."""
         self._send(calls.remove_server(server_id))
+
+    def create_policy(self, name: str) -> Policy:
+        """Make a policy before its first server is registered. Takes a key with the scope `admin`."""
+        return self._send(calls.create_policy(name))
+
+    def policy(self, name: str) -> PolicyDetail:
+        """A policy with its servers and its newest announcement."""
+        return self._send(calls.policy(name))
+
+    def announce_version(
+        self,
+        policy: str,
+        version: int,
+        *,
+        weights: str | Mapping[str, Any] | None = None,
+        mode: Literal["drain", "continue", "abort"] = "drain",
+    ) -> PolicyVersion:
+        """Have all servers of a policy load new weights: a directory that they can read, or `{"kind": "lora", …}`.
+
+        Without `weights` you put them in place yourself: `wait_for_version` until the state is `ready`, update the servers, then
+        `weights_in_place`. `mode` is what happens to replies under way.
+        """
+        return self._send(calls.announce_version(policy, version, weights, mode))
+
+    def wait_for_version(self, policy: str, version: int, *, timeout: float | None = None) -> PolicyVersion:
+        """Wait until an announced version is `live`, `failed` or `ready` (external weights may be put in place).
+
+        Look at its `report`: a server that did not load takes no calls any more. Raises TimeoutError after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 30.0 if deadline is None else max(0.0, min(30.0, deadline - time.monotonic()))
+            found = self._send(calls.policy_version(policy, version, left))
+            if calls.is_settled(found):
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"version {version} of {policy} is {found['state']} after {timeout:g} seconds")
+
+    def weights_in_place(self, policy: str, version: int, *, failed: Mapping[Id, str] | None = None) -> PolicyVersion:
+        """Say that external weights are in place, save on the servers that `failed` (id -> why): the others take calls again."""
+        return self._send(calls.weights_in_place(policy, version, failed))
 
     def project(self) -> Project:
         """The project of the key, with its limits and what it has used."""
@@ -248,6 +292,14 @@ class Client:
     def iter_images(self) -> Iterator[Image]:
         """Images, newest first."""
         return self._pages(calls.pages("/images/"))
+
+    def iter_policies(self) -> Iterator[Policy]:
+        """Policies, newest first."""
+        return self._pages(calls.pages("/policies/"))
+
+    def iter_versions(self, policy: str) -> Iterator[PolicyVersion]:
+        """Announced versions of a policy, newest first."""
+        return self._pages(calls.pages(calls.path_of("policies", policy, "versions")))
 
     def iter_servers(self) -> Iterator[LLMServer]:
         """LLM servers, newest first."""

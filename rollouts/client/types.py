@@ -155,6 +155,43 @@ class ServerChange(TypedDict, total=False):
     tool_format: str
 
 
+class Policy(TypedDict):
+    """`version` is the newest version that any of its servers has loaded."""
+
+    id: str
+    name: str
+    version: int
+    created_at: str
+
+
+class ServerReport(TypedDict):
+    """What became of an announcement on one server."""
+
+    state: Literal["waiting", "loading", "ready", "live", "failed"]
+    error: NotRequired[str]
+    seconds: NotRequired[float | None]
+
+
+class PolicyVersion(TypedDict):
+    """An announcement. `report` is by server id; `ready` asks you to put external weights in place."""
+
+    id: str
+    policy: str
+    version: int
+    mode: Literal["drain", "continue", "abort"]
+    source: dict[str, Any]
+    state: Literal["announced", "loading", "ready", "live", "failed"]
+    report: dict[str, ServerReport]
+    announced_at: str
+    begun_at: str | None
+    finished_at: str | None
+
+
+class PolicyDetail(Policy):
+    servers: list[LLMServer]
+    announcement: PolicyVersion | None
+
+
 class Limits(TypedDict, total=False):
     """Limits of a run or project; None for none."""
 
