@@ -146,8 +146,8 @@ class Client:
     ) -> PolicyVersion:
         """Have all servers of a policy load new weights: a directory that they can read, or `{"kind": "lora", …}`.
 
-        Without `weights` you put them in place yourself: `wait_for_version` until the state is `ready`, update the servers, then
-        `weights_in_place`. `mode` is what happens to replies under way.
+        Without `weights` you put them in place yourself: `wait_for_version` until the state is `ready`, update the servers,
+        then `weights_in_place`. `mode` is what happens to replies under way.
         """
         return self._send(calls.announce_version(policy, version, weights, mode))
 
@@ -166,7 +166,7 @@ class Client:
                 raise TimeoutError(f"version {version} of {policy} is {found['state']} after {timeout:g} seconds")
 
     def weights_in_place(self, policy: str, version: int, *, failed: Mapping[Id, str] | None = None) -> PolicyVersion:
-        """Say that external weights are in place, save on the servers that `failed` (id -> why): the others take calls again."""
+        """Say that external weights are in place, save where that `failed` (server id -> why). The servers take calls again."""
         return self._send(calls.weights_in_place(policy, version, failed))
 
     def project(self) -> Project:
