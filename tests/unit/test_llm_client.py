@@ -90,7 +90,7 @@ async def test_a_servers_own_context_refusal_is_an_overflow_too(client):
     async with ScriptedServer(max_model_len=100) as server:
         believed = ServerAddress(server.url, server.model, "policy", 0, max_model_len=4096)
         with pytest.raises(ContextOverflow, match="maximum context length is 100"):
-            await client.generate(believed, [65] * 200, Sampling(), timeout=5)
+            await client.generate(believed, [65] * 200, Sampling(max_tokens=50), timeout=5)
 
 
 async def test_one_missing_logprob_drops_them_all(client, server):

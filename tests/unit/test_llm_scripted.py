@@ -146,7 +146,6 @@ async def test_an_excluded_stop_string_is_cut_from_the_text_but_not_from_the_ids
     [
         ("/v1/completions", {"prompt": [10**9]}),
         ("/v1/completions", {"prompt": None}),
-        ("/v1/completions", {"prompt": "x", "stream": True}),
         ("/v1/completions", {"prompt": "x", "max_tokens": 10**6}),
         ("/v1/chat/completions", {"messages": []}),
         ("/control", {"fail_nxt": 1}),

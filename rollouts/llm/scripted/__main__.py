@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--script", choices=["solver", "echo"], default="solver")
     parser.add_argument("--accuracy", type=float, default=0.7, help="how often the solver is right")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds for each reply")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before each reply")
+    parser.add_argument("--token-delay", type=float, default=0.0, help="seconds for each token")
+    parser.add_argument("--max-running", type=int, default=1024, help="requests that are sampled at once")
     parser.add_argument("--model", default="scripted", help="the served model's name")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
@@ -36,6 +38,8 @@ def main() -> None:
         model=arguments.model,
         max_model_len=arguments.max_model_len,
         delay=arguments.delay,
+        token_delay=arguments.token_delay,
+        max_running=arguments.max_running,
         seed=arguments.seed,
         api_key=os.environ.get("SCRIPTED_API_KEY", ""),
         host=arguments.host,

@@ -1,17 +1,18 @@
-"""What the scripted server computes, apart from HTTP: ids in, sampled ids and logprobs out, and the switches of `/control`."""
+"""What the scripted server computes, apart from HTTP and time: ids in, the ids of a reply out; and what `/control` switches."""
 
 from __future__ import annotations
 
 import random
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from rollouts.llm.scripted.script import Reply, Request, Script, decide
+from rollouts.llm.scripted.sequences import Plan
 from rollouts.llm.scripted.template import Template, parse_prompt
 from rollouts.llm.scripted.tokenizer import Tokenizer
 from rollouts.llm.types import ChatMessage
@@ -25,20 +26,14 @@ class Switches(BaseModel):
     fail_next: int = 0  # this many generation requests are answered with `status`
     status: int = 503  # 0 closes the connection without an answer
     retry_after: int | None = None  # seconds, sent with a failure
-    delay: float | None = None  # seconds, instead of the server's own
+    delay: float | None = None  # seconds before the first token, instead of the server's own
     healthy: bool = True  # what /health says
+    broken: bool = False  # every generation fails, as with a dead engine behind a front end that answers
+    fail_reload: bool = False  # new weights cannot be loaded
+    reload_seconds: float = 0.0  # how long loading takes
     omit_token_ids: bool = False
     omit_logprobs: bool = False
-
-
-class Sampled(NamedTuple):
-    """A generated reply. `stop_string` is what ended it, if one did."""
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float | None]
-    finish_reason: str
-    stop_string: str | None
+    flaw: Literal["", "omit_logprob", "nan"] = ""  # of one id in the middle of every reply
 
 
 class Limits(NamedTuple):
@@ -53,7 +48,8 @@ class Limits(NamedTuple):
 class Backend:
     """The model that is none.
 
-    Equal prompts get varying but reproducible replies: the seed, the prompt and how often it came before decide.
+    Equal prompts get varying but reproducible replies: the seed, the prompt and how often it came before decide. A prompt that
+    ends in the middle of a reply is continued, where that reply is the beginning of the one that it would get.
     """
 
     def __init__(self, script: Script, tokenizer: Tokenizer, template: Template, seed: int) -> None:
@@ -67,17 +63,24 @@ class Backend:
         """Messages to ids."""
         return self.tokenizer.encode(self.template(messages, add_generation_prompt))
 
-    def decide(self, prompt_ids: Sequence[int], temperature: float) -> tuple[Reply, random.Random]:
-        """What to answer. At temperature 0 a prompt always gets the same reply."""
-        fingerprint = zlib.crc32(array("q", prompt_ids).tobytes())
-        occurrence = self._seen[fingerprint]
-        self._seen[fingerprint] += 1
-        rng = random.Random(f"{self._seed} {fingerprint} {occurrence if temperature else 0}")  # noqa: S311
-        messages = parse_prompt(self.tokenizer.decode(prompt_ids, skip_special=False))
-        turn = 1 + sum(message["role"] == "assistant" for message in messages)
-        return decide(Request(messages, turn, rng), self.script, occurrence), rng
+    def decide(
+        self, prompt_ids: Sequence[int], temperature: float, seed: int | None, index: int, weights: str
+    ) -> tuple[Reply, random.Random]:
+        """What to answer as choice number `index`. At temperature 0, or with a seed, a prompt always gets the same replies."""
+        prompt = parse_prompt(self.tokenizer.decode(prompt_ids, skip_special=False))
+        fingerprint = zlib.crc32(prompt.text.encode())
+        if not prompt.begun:
+            self._seen[fingerprint] += 1
+        occurrence = max(0, self._seen[fingerprint] - 1)
+        luck = f"seed {seed} {index}" if seed is not None else str(occurrence if temperature else 0)
+        rng = random.Random(f"{self._seed} {fingerprint} {luck}")  # noqa: S311
+        turn = 1 + sum(message["role"] == "assistant" for message in prompt.messages)
+        reply = decide(Request(prompt.messages, turn, rng, weights), self.script, occurrence)
+        if prompt.begun and reply.text.startswith(prompt.begun):
+            reply = replace(reply, text=reply.text[len(prompt.begun) :])
+        return reply, rng
 
-    def sample(self, reply: Reply, rng: random.Random, limits: Limits) -> Sampled:
+    def plan(self, reply: Reply, rng: random.Random, limits: Limits, flaw: str) -> Plan:
         """Turn a reply into ids, cut where a real server would cut it."""
         ids = self.tokenizer.sample(reply.text, rng)
         finish_reason, stop_string = reply.finish_reason, None
@@ -88,18 +91,16 @@ class Backend:
             end = start + len(stop_string)
             ids = self._ids_reaching(ids, reply.text[:end])
             text = reply.text[: end if limits.include_stop else start]
-        elif finish_reason == "stop":
+        elif finish_reason == "abort" and ids:
+            ids = ids[: (len(ids) + 1) // 2]
+        elif finish_reason in ("stop", "abort"):
+            finish_reason = "stop"
             ids.append(self.tokenizer.end_of_turn)
         if len(ids) > limits.max_tokens:
             ids, finish_reason, stop_string, text = ids[: limits.max_tokens], "length", None, None
-        logprobs: list[float | None] = [round(-rng.expovariate(2.0), 6) for _ in ids]
-        if reply.flaw == "omit_logprob":
-            logprobs[len(logprobs) // 2] = None
-        elif reply.flaw == "nan":
-            logprobs[len(logprobs) // 2] = float("nan")
         if text is None:
             text = self.tokenizer.decode(ids, skip_special=limits.skip_special)
-        return Sampled(text, ids, logprobs, finish_reason, stop_string)
+        return Plan(ids, text, finish_reason, stop_string, reply.flaw or flaw)
 
     def _ids_reaching(self, ids: Sequence[int], text: str) -> list[int]:
         """The fewest leading ids whose text starts with `text`."""

@@ -12,11 +12,16 @@ from rollouts.llm.types import ChatMessage
 
 @dataclass(frozen=True)
 class Request:
-    """What a script sees. `turn` counts from 1; `rng` is seeded by the server's seed, the prompt and how often it came."""
+    """What a script sees.
+
+    `turn` counts from 1; `rng` is seeded by the server's seed, the prompt and how often it came; `weights` is what the server
+    calls its weights.
+    """
 
     messages: Sequence[ChatMessage]
     turn: int
     rng: random.Random
+    weights: str = "default"
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,18 @@ def echo(request: Request) -> str:
 
 
 _DIRECTIVE = re.compile(
-    r"\[\[(reply|delay|fail|length|content_filter|abort|omit_logprob|omit_ids|nan)(\d*)(?::(.*?))?\]\]", re.DOTALL
+    r"\[\[(reply|weights|delay|fail|length|content_filter|abort|omit_logprob|omit_ids|nan)(\d*)(?::(.*?))?\]\]", re.DOTALL
 )
 
 
 def decide(request: Request, script: Script, occurrence: int) -> Reply:
     """The script's reply, changed by the directives in the user messages.
 
-    `[[reply:TEXT]]` answers TEXT in the first turn. The others act in every turn: `[[delay:SECONDS]]`, `[[fail:STATUS]]`,
-    `[[fail:STATUS:N]]` (only the first N times that the same prompt comes), `[[length]]`, `[[content_filter]]`, `[[abort]]`,
-    `[[omit_logprob]]`, `[[omit_ids]]`, `[[nan]]`. A number after the name limits any of them to that turn: `[[reply2:TEXT]]`.
-    `occurrence` counts how often this prompt came before.
+    `[[reply:TEXT]]` answers TEXT in the first turn. The others act in every turn: `[[weights]]` answers what the server calls
+    its weights, `[[delay:SECONDS]]`, `[[fail:STATUS]]`, `[[fail:STATUS:N]]` (the first N times that the same prompt comes),
+    `[[length]]`, `[[content_filter]]`, `[[abort]]` (after half of what is left), `[[omit_logprob]]`, `[[omit_ids]]`, `[[nan]]`.
+    A number after the name limits any of them to that turn: `[[reply2:TEXT]]`. `occurrence` counts how often this prompt came
+    before.
     """
     active: dict[str, str] = {}
     for message in request.messages:
@@ -61,7 +67,8 @@ def decide(request: Request, script: Script, occurrence: int) -> Reply:
                 turn = int(number) if number else 1 if name == "reply" else request.turn
                 if turn == request.turn:
                     active[name] = argument
-    reply = Reply(active["reply"] if "reply" in active else script(request))
+    text = active.get("reply", request.weights if "weights" in active else None)
+    reply = Reply(script(request) if text is None else text)
     for name, argument in active.items():
         if name == "delay":
             reply = replace(reply, delay=float(argument))
@@ -71,6 +78,6 @@ def decide(request: Request, script: Script, occurrence: int) -> Reply:
                 reply = replace(reply, status=int(status))
         elif name in ("length", "content_filter", "abort"):
             reply = replace(reply, finish_reason=name)
-        elif name != "reply":
+        elif name not in ("reply", "weights"):
             reply = replace(reply, flaw=name)
     return reply

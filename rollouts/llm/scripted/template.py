@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rollouts.llm.scripted.tokenizer import END_OF_TURN, START_OF_TURN
 from rollouts.llm.types import ChatMessage
@@ -34,7 +35,20 @@ def chatml_dropping_reasoning(messages: Sequence[ChatMessage], add_generation_pr
     return chatml(kept, add_generation_prompt)
 
 
-def parse_prompt(text: str) -> list[ChatMessage]:
-    """The messages of a rendered prompt; text of another shape counts as one user message."""
+class Prompt(NamedTuple):
+    """A rendered prompt taken apart. `begun` is the beginning of a reply that it ends in; `text` is all before that."""
+
+    messages: list[ChatMessage]
+    begun: str
+    text: str
+
+
+def parse_prompt(text: str) -> Prompt:
+    """Text of another shape counts as one user message."""
     turns = [ChatMessage(role=role, content=content) for role, content in _TURN.findall(text)]
-    return turns or [{"role": "user", "content": text}]
+    if not turns:
+        return Prompt([{"role": "user", "content": text}], "", text)
+    head, opening, begun = text.rpartition(f"{START_OF_TURN}assistant\n")
+    if not opening or END_OF_TURN in begun:
+        return Prompt(turns, "", text)
+    return Prompt(turns, begun, head + opening)
