@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rollouts.gateway.dialects.anthropic import AnthropicMessages
-from rollouts.gateway.dialects.base import Dialect
+from rollouts.gateway.dialects.base import CountingDialect, Dialect
 from rollouts.gateway.dialects.google import GoogleGenerate
 from rollouts.gateway.dialects.openai_chat import OpenAIChat
 from rollouts.gateway.dialects.openai_completions import OpenAICompletions
@@ -22,7 +22,7 @@ from rollouts.gateway.directory import SessionDirectory
 from rollouts.gateway.endpoint import CountEndpoint, Endpoint, Limits, ModelsEndpoint
 from rollouts.gateway.errors import CallRefused, Kind
 
-_GOOGLE = "/v1beta/models/{model}"
+_GOOGLE = ("/v1beta/models", "/v1/models")  # versions of its API
 
 
 def create_app(directory: SessionDirectory, limits: Limits | None = None) -> ASGIApp:
@@ -33,6 +33,9 @@ def create_app(directory: SessionDirectory, limits: Limits | None = None) -> ASG
     def post(path: str, dialect: Dialect) -> Route:
         return Route(path, Endpoint(dialect, directory, limits), methods=["POST"])
 
+    def count(path: str, dialect: CountingDialect) -> Route:
+        return Route(path, CountEndpoint(dialect, directory, limits), methods=["POST"])
+
     return Starlette(
         routes=[
             Route("/livez", _livez),
@@ -40,10 +43,10 @@ def create_app(directory: SessionDirectory, limits: Limits | None = None) -> ASG
             post("/v1/completions", OpenAICompletions()),
             post("/v1/responses", OpenAIResponses()),
             post("/v1/messages", anthropic),
-            Route("/v1/messages/count_tokens", CountEndpoint(anthropic, directory, limits), methods=["POST"]),
-            post(f"{_GOOGLE}:generateContent", google),
-            post(f"{_GOOGLE}:streamGenerateContent", GoogleGenerate(stream=True)),
-            Route(f"{_GOOGLE}:countTokens", CountEndpoint(google, directory, limits), methods=["POST"]),
+            count("/v1/messages/count_tokens", anthropic),
+            *(post(f"{root}/{{model}}:generateContent", google) for root in _GOOGLE),
+            *(post(f"{root}/{{model}}:streamGenerateContent", GoogleGenerate(stream=True)) for root in _GOOGLE),
+            *(count(f"{root}/{{model}}:countTokens", google) for root in _GOOGLE),
             Route("/v1/models", ModelsEndpoint(chat, directory, limits, _models), methods=["GET"]),
             Route("/v1/models/{model:path}", ModelsEndpoint(chat, directory, limits, _model), methods=["GET"]),
             Route("/v1beta/models", ModelsEndpoint(google, directory, limits, _google_models), methods=["GET"]),
@@ -61,7 +64,7 @@ async def _no_such_path(request: Request, exc: Exception) -> Response:
     kind = Kind.WRONG_METHOD if exc.status_code == Kind.WRONG_METHOD.value else Kind.NOT_FOUND
     path = request.url.path
     dialect: Dialect = OpenAIChat()
-    if path.startswith("/v1beta/"):
+    if path.startswith("/v1beta/") or (request.method == "POST" and path.startswith(_GOOGLE)):
         dialect = GoogleGenerate()
     elif path.startswith("/v1/messages"):
         dialect = AnthropicMessages()
@@ -70,13 +73,14 @@ async def _no_such_path(request: Request, exc: Exception) -> Response:
 
 
 def _model(name: str) -> Mapping[str, Any]:
-    """With the fields of OpenAI's and of Anthropic's lists, which have the same path."""
+    """With the fields of OpenAI's and of Anthropic's APIs, in which it has the same path."""
     model = {"id": name, "object": "model", "created": 0, "owned_by": "prorl", "type": "model"}
     return model | {"display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _models(name: str) -> Mapping[str, Any]:
-    return {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+    openai = {"object": "list", "data": [_model(name)]}
+    return openai | {"has_more": False, "first_id": name, "last_id": name} | _google_models(name)
 
 
 def _google_models(name: str) -> Mapping[str, Any]:

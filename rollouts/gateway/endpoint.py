@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,7 +225,7 @@ async def _together(works: list[Any]) -> list[Any]:
         await asyncio.wait(tasks)
 
 
-async def _parts(session: AgentSession, asked: ModelRequest) -> AsyncIterator[Part]:
+async def _parts(session: AgentSession, asked: ModelRequest) -> AsyncGenerator[Part, None]:
     """The events of all replies, as they come."""
     if asked.n == 1:
         async with contextlib.aclosing(session.stream(asked)) as events:

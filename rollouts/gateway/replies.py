@@ -71,7 +71,7 @@ class ReasoningDelta(NamedTuple):
 class CallDelta(NamedTuple):
     """A whole tool call: an agent can do nothing with half of one."""
 
-    index: int
+    number: int
     call: CallOut
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -108,7 +108,7 @@ class AgentSession:
         finally:
             await _ended(task)
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[Event]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Event, None]:
         """The same in pieces, as they are sampled. What was sampled is stored also when nobody wants more."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         task = self._start(self._serve(request, queue))

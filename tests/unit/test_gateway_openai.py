@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from tests.unit.gateways import BASH, KEY, Gateway, calls, serve
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.scripted.server import ScriptedServer
+from tests.unit.gateways import BASH, KEY, Gateway, calls, serve
 
 TOOLS = [{"type": "function", "function": BASH}]
 
@@ -66,9 +66,12 @@ async def test_the_callers_sampling_is_used_and_stored(gateway, client):
 
 
 async def test_a_locked_session_samples_as_its_run_says():
-    async with ScriptedServer() as server, serve(server, lock_sampling=True) as gateway:
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY) as client:
-            await client.chat.completions.create(model="m", messages=[user("hi")], max_tokens=9000, temperature=0)
+    async with (
+        ScriptedServer() as server,
+        serve(server, lock_sampling=True) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY) as client,
+    ):
+        await client.chat.completions.create(model="m", messages=[user("hi")], max_tokens=9000, temperature=0)
     assert (gateway.memory.calls[0].sampling["temperature"], gateway.memory.calls[0].sampling["max_tokens"]) == (1.0, 512)
 
 

@@ -99,10 +99,10 @@ class AnthropicMessages:
                 case TextDelta(text):
                     yield blocks.more({"type": "text", "text": ""}, {"type": "text_delta", "text": text})
                 case ReasoningDelta(text):
-                    block = {"type": "thinking", "thinking": "", "signature": ""}
-                    yield blocks.more(block, {"type": "thinking_delta", "thinking": text})
+                    thought = {"type": "thinking", "thinking": "", "signature": ""}
+                    yield blocks.more(thought, {"type": "thinking_delta", "thinking": text})
                 case CallDelta(_, call):
-                    block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                    block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
                     delta = {"type": "input_json_delta", "partial_json": json.dumps(call.arguments, ensure_ascii=False)}
                     yield blocks.close() + blocks.more(block, delta)
                 case Finished(reply):

@@ -196,7 +196,9 @@ def _logprobs(reply: Reply) -> dict[str, Any] | None:
     if reply.record.logprobs is None:
         return None
     pairs = zip(reply.record.sampled_ids, reply.record.logprobs, strict=True)
-    entries = [{"token": f"token_id:{i}", "logprob": value, "bytes": None, "top_logprobs": []} for i, value in pairs]
+    entries: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs
+    ]
     return {"content": entries, "refusal": None}
 
 

@@ -189,12 +189,12 @@ def _response(request: ModelRequest, reply: Reply | None) -> dict[str, Any]:
 def _output(request: ModelRequest, told: Told) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if told.reasoning:
-        content = [{"type": "reasoning_text", "text": told.reasoning}]
-        items.append({"id": f"rs_{request.id}", "type": "reasoning", "summary": [], "content": content, "status": "completed"})
+        thought = {"id": f"rs_{request.id}", "type": "reasoning", "status": "completed", "summary": []}
+        items.append({**thought, "content": [{"type": "reasoning_text", "text": told.reasoning}]})
     if told.content:
-        content = [{"type": "output_text", "text": told.content, "annotations": [], "logprobs": []}]
-        item = {"id": f"msg_{request.id}", "type": "message", "role": "assistant", "content": content, "status": "completed"}
-        items.append(item)
+        said = {"id": f"msg_{request.id}", "type": "message", "status": "completed", "role": "assistant"}
+        text = {"type": "output_text", "text": told.content, "annotations": [], "logprobs": []}
+        items.append({**said, "content": [text]})
     return items + [call_item(call) for call in told.calls]
 
 

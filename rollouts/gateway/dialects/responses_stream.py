@@ -75,7 +75,7 @@ class ResponseStream:
     def _item(self, status: str) -> dict[str, Any]:
         assert self._open is not None  # noqa: S101 - only asked for while one is
         content = [self._part()] if status == "completed" else []
-        item = {"id": _PREFIX[self._open] + self._id, "type": self._open, "status": status, "content": content}
+        item: dict[str, Any] = {"id": _PREFIX[self._open] + self._id, "type": self._open, "status": status, "content": content}
         return item | ({"role": "assistant"} if self._open == "message" else {"summary": []})
 
     def _part(self) -> dict[str, Any]:
