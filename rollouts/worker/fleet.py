@@ -30,7 +30,7 @@ logger = structlog.get_logger(__name__)
 _LOOK_SECONDS = 1.0
 _SHORTEST_LOOK_SECONDS = 0.1  # however much fails
 # A rollout asks so rarely whether it should go to a server that is less busy; varied, so that not all of them ask at once.
-_BALANCE_SECONDS = (5.0, 15.0)
+BALANCE_SECONDS = (5.0, 15.0)
 
 _WELL = (LLMServer.Health.LIVE, LLMServer.Health.RECOVERING)
 _CALLED = (LLMServer.Admission.OPEN, LLMServer.Admission.DRAINING)
@@ -295,4 +295,4 @@ class FleetRoute:
 
     @staticmethod
     def _later() -> float:
-        return asyncio.get_running_loop().time() + random.uniform(*_BALANCE_SECONDS)  # noqa: S311 - no secret
+        return asyncio.get_running_loop().time() + random.uniform(*BALANCE_SECONDS)  # noqa: S311 - no secret

@@ -203,7 +203,7 @@ async def test_rollouts_of_a_removed_server_go_elsewhere(process: Process):
 
 
 async def test_a_much_busier_server_is_left(process: Process, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fleet, "_BALANCE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(fleet, "BALANCE_SECONDS", (0.0, 0.0))
     route = await process.begin()
     await process.change(capacity=2)
     other = await process.another_server()
