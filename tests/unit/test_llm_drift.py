@@ -106,8 +106,8 @@ class Servers(Transport):
         self.in_a_row = self.in_a_row + 1 if fault else 0
         if fault == "refused":
             raise ModelError("no", retryable=True, status=503)
-        if fault == "abort":
-            cut = rng.randint(1, len(ids))
+        if fault == "abort" and len(ids) > 1:  # a reply that has ended is not aborted
+            cut = rng.randrange(1, len(ids))
             ids, logprobs, reason = ids[:cut], logprobs[:cut], "abort"
         elif rng.random() < 0.05:
             logprobs[rng.randrange(len(ids))] = None
