@@ -181,13 +181,13 @@ class Generate(_Writer):
 
     def answer(self, parts: list[Part]) -> Json:
         head = {"request_id": self._id, "model": self._request.model, "created": int(time.time())}
-        more = {"prompt_logprobs": self._prompt_logprobs(), "prompt_token_id_logprobs": None}
+        more: Json = {"prompt_logprobs": self._prompt_logprobs(), "prompt_token_id_logprobs": None}
         more |= {"prompt_token_ids": self._prompt_ids(), "mm_placeholders": None}
         choices = [self._choice(part) for part in parts]
         return head | {"usage": self._whole_usage()} | more | _UNUSED | {"output_mode": self._mode, "choices": choices}
 
     def chunks(self, part: Part) -> Iterator[Json]:
-        chunk = {"request_id": self._id, "usage": None, "output_mode": self._mode, "choices": [self._choice(part)]}
+        chunk: Json = {"request_id": self._id, "usage": None, "output_mode": self._mode, "choices": [self._choice(part)]}
         if part.first and self._wanted.token_ids:
             chunk["prompt_token_ids"] = self._request.prompt_ids
         yield chunk

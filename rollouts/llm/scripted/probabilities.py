@@ -23,7 +23,7 @@ class Probabilities:
         """As /v1/completions writes them: parallel arrays."""
         tokens = [self._text(token) for token in choice.token_ids[start:]]
         values = choice.logprobs[start:]
-        offset = len(self._tokenizer.decode(choice.token_ids[:start], skip_special=False))
+        offset = sum(len(self._text(token)) for token in choice.token_ids[:start])
         offsets = []
         for token in tokens:
             offsets.append(offset)
