@@ -41,6 +41,15 @@ def demo(leave: bool = typer.Option(False, "--exit", help="Stop when the job is 
 
 
 @app.command()
+def gateway(
+    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
+    port: Annotated[int | None, typer.Option(help="Port to listen on (PRORL_GATEWAY_PORT).")] = None,
+) -> None:
+    """Serve the model URL of agents outside any sandbox until SIGTERM."""
+    _manage("gateway", "--host", host, *(["--port", str(port)] if port is not None else []))
+
+
+@app.command()
 def prune(dry_run: bool = typer.Option(False, "--dry-run", help="Only say how much would go.")) -> None:
     """Remove now what is older than its project keeps it, and blobs that nothing refers to."""
     _manage("prune", *(["--dry-run"] if dry_run else []))
@@ -85,6 +94,48 @@ def drain_node(
 def resume_node(name: str) -> None:
     """Let a draining node take part again."""
     _manage("nodes", "resume", name)
+
+
+servers = typer.Typer(no_args_is_help=True, help="LLM servers: register, list, drain, pause, resume, probe, remove.")
+app.add_typer(servers, name="servers")
+
+
+@servers.command("list")
+def list_servers() -> None:
+    """All LLM servers with their state and the rollouts that run on them."""
+    _manage("servers", "list")
+
+
+@servers.command("register")
+def register_server(
+    url: Annotated[str, typer.Argument(help="Root of the server, without /v1.")],
+    policy: Annotated[str, typer.Argument(help="Made when there is none of that name.")],
+    project: str = typer.Option("", help="May be left out when there is only one."),
+    model: str = typer.Option("", help="May be left out when the server serves only one."),
+    policy_version: int = typer.Option(0, help="Of the weights that it serves."),
+    capacity: int = typer.Option(64, help="Rollouts it takes at once."),
+    tokenizer: str = typer.Option("", help="Directory of the model's tokenizer files on the workers."),
+    allow_text_only: bool = typer.Option(False, "--allow-text-only", help="Also when training cannot use it."),
+) -> None:
+    """Probe an LLM server and let it serve a policy. One that needs a key is registered through the API or the admin."""
+    options = {"--project": project, "--model": model, "--tokenizer": tokenizer}
+    given = [part for name, value in options.items() if value for part in (name, value)]
+    numbers = ["--policy-version", str(policy_version), "--capacity", str(capacity)]
+    _manage("servers", "register", url, policy, *given, *numbers, *(["--allow-text-only"] if allow_text_only else []))
+
+
+def _act_on_server(action: str, explanation: str) -> None:
+    def act(server: Annotated[str, typer.Argument(help="Its URL or id.")]) -> None:
+        _manage("servers", action, server)
+
+    servers.command(action, help=explanation)(act)
+
+
+_act_on_server("drain", "Let a server keep its rollouts and get no new ones.")
+_act_on_server("pause", "Let a server take no calls: turns go to another one of its policy, or wait.")
+_act_on_server("resume", "Let a server take part again.")
+_act_on_server("probe", "Look at a server now.")
+_act_on_server("remove", "Forget a server. Rollouts on it go on at another one.")
 
 
 images = typer.Typer(no_args_is_help=True, help="Images that sandboxes start from: register, build, list, verify, prune.")

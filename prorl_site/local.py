@@ -19,6 +19,7 @@ from sandboxes.errors import BackendUnavailable
 from sandboxes.registry import get_backend
 
 PREFERRED_PORT = 8000
+_LAST_PORT = 65_535
 # Rollouts worked on at once by each stage: INIT and EVAL are bound by two or more cores, RUN waits for the model.
 CONCURRENCY = {"init": 4, "run": 32, "eval": 4}
 _WORKERS_STOP, _WEB_STOPS, LLM_STOPS = 0, 10, 20
@@ -46,6 +47,7 @@ def platform(say: Say) -> Iterator[Platform]:
         _database(folder, supervisor)
         _secret_key(folder)
         port = _port(say)
+        _gateway(port)
         _sandbox_backend(folder, say)
         _leave_settings(folder)
         try:
@@ -92,6 +94,13 @@ def _port(say: Say) -> int:
     return port
 
 
+def _gateway(web_port: int) -> None:
+    """Its port, near the web server's where that is free."""
+    near = web_port + 100
+    if not os.environ.get("PRORL_GATEWAY_PORT"):
+        os.environ["PRORL_GATEWAY_PORT"] = str(free_port() if near > _LAST_PORT or port_answers(near) else near)
+
+
 def _sandbox_backend(folder: Path, say: Say) -> None:
     """The first that works here. Environments without sandboxes work on any host, so none is no reason to stop."""
     if os.environ.get("PRORL_SANDBOX_BACKEND"):
@@ -112,6 +121,7 @@ def _sandbox_backend(folder: Path, say: Say) -> None:
 def _leave_settings(folder: Path) -> None:
     """So that `manage.py` in another terminal talks to the same platform without any variables set."""
     names = ("PRORL_VAR_DIR", "PRORL_DATABASE_URL", "PRORL_SECRET_KEY_FILE", "PRORL_BROKER_URL", "PRORL_SANDBOX_BACKEND")
+    names += ("PRORL_GATEWAY_PORT", "PRORL_GATEWAY_URL")
     path = folder / "prorl.env"
     path.touch(mode=0o600)
     path.write_text("".join(f"{name}={os.environ[name]}\n" for name in names if os.environ.get(name)))
@@ -154,7 +164,20 @@ def _services(port: int) -> list[Service]:
     dispatcher = Service(name="dispatcher", command=_manage("dispatch"), stop_order=_WORKERS_STOP)
     sender = Service(name="webhooks", command=_manage("deliver"), stop_order=_WORKERS_STOP)
     maintenance = Service(name="maintenance", command=_manage("maintain"), stop_order=_WORKERS_STOP)
-    return [web, dispatcher, sender, maintenance, *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items())]
+    gateway = Service(
+        name="gateway",
+        command=_manage("gateway"),
+        ready=lambda: http_answers(f"http://127.0.0.1:{os.environ['PRORL_GATEWAY_PORT']}/readyz"),
+        stop_order=_WORKERS_STOP,
+    )
+    return [
+        web,
+        dispatcher,
+        sender,
+        maintenance,
+        gateway,
+        *(_worker(stage, concurrency) for stage, concurrency in CONCURRENCY.items()),
+    ]
 
 
 def _worker(stage: str, concurrency: int) -> Service:

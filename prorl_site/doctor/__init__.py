@@ -23,6 +23,7 @@ _ON_DATABASE: tuple[Check, ...] = (
     database.clock,
     execution.dispatcher,
     execution.workers,
+    execution.gateway,
     execution.nodes,
     execution.sandboxes,
     execution.images,

@@ -10,8 +10,8 @@ from django.conf import settings
 from django.db.models import Count, F, Sum
 from django.utils import timezone
 
-from rollouts.lifecycle import Stage
-from rollouts.models import Node, RescuerPass, Rollout, Run, WorkerProcess
+from rollouts.lifecycle import GATEWAY, Stage, State
+from rollouts.models import Node, RescuerPass, Rollout, Run, Session, WorkerProcess
 from rollouts.selectors.images import unfinished_builds
 from rollouts.selectors.nodes import leftover_sandboxes
 from rollouts.selectors.standstill import obstacles
@@ -51,6 +51,22 @@ def workers() -> Iterator[Finding]:
                 f"no {stage.upper()} worker is alive",
                 f"Start one on a node with `python -m django work {stage.value}`, or look at its log.",
             )
+
+
+def gateway() -> Iterator[Finding]:
+    """Needed by agents outside any sandbox only."""
+    live = WorkerProcess.objects.filter(
+        stage=GATEWAY, stopped_at=None, lost_at=None, lease_expires_at__gt=timezone.now()
+    ).count()
+    sessions = Session.objects.filter(rollout__state=State.RUNNING.value).count()
+    if live:
+        yield ok(
+            "gateway", f"{live} process{'es' if live > 1 else ''} with {sessions} open sessions, at {settings.GATEWAY_URL}"
+        )
+    elif sessions:
+        yield fail("gateway", f"none runs, and {sessions} sessions are open", "Start one with `prorl gateway`.")
+    else:
+        yield ok("gateway", "none runs, and no session is open")
 
 
 def nodes() -> Iterator[Finding]:
