@@ -12,6 +12,6 @@ CLONE = Path(__file__).resolve().parents[2]
 def start_tiny_vllm() -> VllmServer:
     """Install what is missing and start it. Raises `VllmUnavailable`."""
     home = VllmHome(CLONE)
-    server = VllmServer(home, home.prepare_tiny(print), max_model_len=2048)
+    server = VllmServer(home, home.prepare_tiny(print), max_model_len=2048, adapters=True)
     server.start()
     return server
