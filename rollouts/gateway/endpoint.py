@@ -173,7 +173,8 @@ class _Answer:
 
 async def find_session(directory: SessionDirectory, request: Request) -> AgentSession:
     """The session of the key that came with a request, wherever its API puts it."""
-    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    key = key.strip() if scheme.lower() == "bearer" else ""
     key = (
         key or request.headers.get("x-api-key") or request.headers.get("x-goog-api-key") or request.query_params.get("key", "")
     )

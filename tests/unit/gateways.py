@@ -86,22 +86,30 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def serve(server: ScriptedServer, limits: Limits | None = None, **options: Any) -> AsyncIterator[Gateway]:
-    """`options` are the session's."""
+async def open_session(server: ScriptedServer, **options: Any) -> AsyncIterator[Gateway]:
+    """A gateway that nobody serves yet. `options` are the session's."""
     client, memory = ModelClient(), Memory()
     options = {"sampling": Sampling(), "call_timeout": 20, "model": "policy", **options}
     route = options.pop("route", None) or FixedRoute(server.address(policy_version=7))
     session = AgentSession(client, route, options.pop("recorder", memory), **options)
-    listener = socket.create_server(("127.0.0.1", 0))
-    gateway = Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", {KEY: session}, memory, client)
-    config = uvicorn.Config(create_app(gateway, limits), log_config=None, lifespan="off", timeout_graceful_shutdown=5)
-    web = uvicorn.Server(config)
-    web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    serving = asyncio.create_task(web.serve([listener]))
     try:
-        yield gateway
+        yield Gateway("", {KEY: session}, memory, client)
     finally:
-        web.should_exit = True
-        await serving
         await session.close()
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def serve(server: ScriptedServer, limits: Limits | None = None, **options: Any) -> AsyncIterator[Gateway]:
+    """One that listens. `options` are the session's."""
+    async with open_session(server, **options) as gateway:
+        listener = socket.create_server(("127.0.0.1", 0))
+        gateway.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        web = uvicorn.Server(uvicorn.Config(create_app(gateway, limits), log_config=None, lifespan="off"))
+        serving = asyncio.create_task(web.serve([listener]))
+        try:
+            yield gateway
+        finally:
+            await gateway.session.close()
+            web.should_exit = True
+            await serving

@@ -1,0 +1,237 @@
+"""Sessions: which reply a request goes on from, what is recorded, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from rollouts.engine.errors import AttemptSuperseded
+from rollouts.engine.records import TurnRecord
+from rollouts.gateway import AgentSession, SessionClosed
+from rollouts.gateway.requests import FunctionTool, ModelRequest
+from rollouts.lifecycle import Fidelity
+from rollouts.llm.route import FixedRoute
+from rollouts.llm.scripted.server import ScriptedServer
+from rollouts.llm.scripted.template import chatml_dropping_reasoning
+from rollouts.llm.types import ChatMessage, Sampling
+from tests.unit.gateways import BASH, KEY, Gateway, Memory, calls, serve
+
+TOOL = FunctionTool(BASH["name"], BASH["description"], BASH["parameters"])
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(server: ScriptedServer) -> AsyncIterator[Gateway]:
+    async with serve(server) as gateway:
+        yield gateway
+
+
+def said(role: str, text: str) -> ChatMessage:
+    return {"role": role, "content": text}  # type: ignore[typeddict-item]
+
+
+def request(*messages: ChatMessage, **more) -> ModelRequest:
+    return ModelRequest(dialect="test", model="m", messages=messages, **more)
+
+
+class Agent:
+    """Keeps a conversation as agents do."""
+
+    def __init__(self, session: AgentSession, first: str, system: str = "") -> None:
+        self.session = session
+        self.messages = [*([said("system", system)] if system else []), said("user", first)]
+
+    async def ask(self, *messages: ChatMessage, **more) -> str:
+        self.messages += messages
+        reply = await self.session.reply(request(*self.messages, **more))
+        self.messages.append(reply.told.message())
+        return reply.told.content
+
+
+async def test_conversations_that_interleave_keep_their_segments(gateway):
+    main = Agent(gateway.session, "[[reply:m1]][[reply2:m2]][[reply3:m3]]", "You lead.")
+    helper = Agent(gateway.session, "[[reply:h1]][[reply2:h2]]", "You help.")
+    await main.ask()
+    await asyncio.gather(main.ask(said("user", "go on")), helper.ask())
+    assert [await helper.ask(said("user", "go on")), await main.ask(said("user", "go on"))] == ["h2", "m3"]
+    buffer = gateway.memory.validated()
+    assert (len(buffer.segments), buffer.fidelity) == (2, Fidelity.SEGMENTED)
+    opened = [(c.opened_by, c.parent_segment) for c in gateway.memory.calls if c.opened_by]
+    assert opened == [("start", None), ("subagent", None)]
+    assert sorted(c.text for c in gateway.memory.calls if c.segment == 0) == ["m1", "m2", "m3"]
+
+
+async def test_compaction_begins_a_segment_that_branches_off(gateway):
+    agent = Agent(gateway.session, "[[reply:one]][[reply2:two]][[reply3:three]]", "Be brief.")
+    await agent.ask()
+    await agent.ask(said("user", "more"))
+    agent.messages[2:] = [said("user", "So far: one, two.")]
+    await agent.ask()
+    assert [(c.segment, c.opened_by, c.parent_segment) for c in gateway.memory.calls] == [
+        *[(0, "start", None), (0, "", None), (1, "edited", 0)]
+    ]
+    assert next(m.content for m in gateway.memory.messages if m.turn == 2) == "So far: one, two."  # the rest is known
+    gateway.memory.validated()
+
+
+async def test_a_request_that_is_made_again_is_a_sibling(gateway):
+    agent = Agent(gateway.session, "[[reply:one]][[reply2:two]]")
+    await agent.ask()
+    again = [*agent.messages, said("user", "more")]
+    first, second, third = [await gateway.session.reply(request(*again)) for _ in range(3)]
+    assert first.record.segment == 0
+    assert [(r.record.segment, r.record.opened_by, r.record.parent_segment) for r in (second, third)] == [
+        *[(1, "sibling", 0), (2, "sibling", 0)]
+    ]
+    prompts = gateway.memory.prompts
+    assert prompts[1] == prompts[2] == prompts[3]
+    assert [m.role for m in gateway.memory.messages] == ["user", "assistant", "user", *["assistant"] * 3]
+    gateway.memory.validated()
+
+
+async def test_parallel_tries_from_one_reply_keep_its_sampled_ids(gateway):
+    agent = Agent(gateway.session, "[[reply:one two three]][[delay2:0.05]]")
+    await agent.ask()
+    replies = await asyncio.gather(
+        *(gateway.session.reply(request(*agent.messages, said("user", f"try {number}"))) for number in range(4))
+    )
+    buffer = gateway.memory.validated()
+    assert len(buffer.segments) == 4
+    first = gateway.memory.calls[0]
+    start = first.context_ids + first.sampled_ids
+    assert all(prompt[: len(start)] == start for prompt in gateway.memory.prompts[1:])
+    assert sorted(r.record.turn for r in replies) == [1, 2, 3, 4]
+    assert len({m.content for m in gateway.memory.messages if m.role == "user"}) == 5
+
+
+async def test_other_tools_are_another_prompt(gateway):
+    agent = Agent(gateway.session, "[[reply:one]][[reply2:two]][[reply3:three]]")
+    await agent.ask(tools=(TOOL,))
+    await agent.ask(said("user", "more"), tools=(TOOL,))
+    await agent.ask(said("user", "and without"))
+    assert [(c.segment, c.opened_by, c.parent_segment) for c in gateway.memory.calls] == [
+        *[(0, "start", None), (0, "", None), (1, "edited", 0)]
+    ]
+    gateway.memory.validated()
+
+
+async def test_a_cut_reply_is_continued_in_a_new_segment(gateway):
+    agent = Agent(gateway.session, "[[reply:one two three four five]][[length1]]")
+    await agent.ask()
+    await agent.ask(said("user", "go on"))
+    assert [(c.opened_by, c.parent_segment) for c in gateway.memory.calls] == [("start", None), ("cut", 0)]
+    gateway.memory.validated()
+
+
+async def test_a_template_that_drops_reasoning_begins_a_new_segment():
+    async with ScriptedServer(template=chatml_dropping_reasoning) as server, serve(server) as gateway:
+        agent = Agent(gateway.session, "[[reply:<think>\nhm\n</think>\n\nYes.]][[reply2:No.]]")
+        await agent.ask()
+        await agent.ask(said("user", "go on"))
+    assert [(c.opened_by, c.parent_segment) for c in gateway.memory.calls] == [("start", None), ("template", 0)]
+    gateway.memory.validated()
+
+
+async def test_without_ids_it_is_text_only(gateway, server):
+    server.switches.omit_token_ids = True
+    agent = Agent(gateway.session, "[[reply:one]][[reply2:two]]")
+    await agent.ask()
+    await agent.ask(said("user", "more"))
+    assert gateway.session.fidelity is Fidelity.TEXT_ONLY
+    assert [c.opened_by for c in gateway.memory.calls] == ["start", "no_ids"]
+    async with serve(server, require_token_ids=True) as strict:
+        answer = await _post(strict, "hello")
+        assert answer.status_code == 502 and strict.session.failure is not None
+
+
+async def test_a_session_goes_on_where_another_process_left_it(gateway, server):
+    agent = Agent(gateway.session, f"[[reply:{calls('ls')}]][[reply2:two]][[reply3:three]]")
+    await agent.ask(tools=(TOOL,))
+    result: ChatMessage = {
+        "role": "tool",
+        "content": "a b",
+        "tool_call_id": agent.messages[-1]["tool_calls"][0]["id"],
+    }
+    await agent.ask(result, tools=(TOOL,))
+    memory = gateway.memory
+    other = AgentSession(gateway.client, FixedRoute(server.address()), memory, sampling=Sampling(), call_timeout=20, model="m")
+    other.restore(memory.calls, next_message=len(memory.messages))
+    assert other.calls == 2
+    agent.session = other
+    assert await agent.ask(said("user", "more"), tools=(TOOL,)) == "three"
+    again = await other.reply(request(*agent.messages[:1], tools=(TOOL,)))
+    assert (again.record.opened_by, again.record.parent_segment) == ("sibling", 0)
+    assert [c.segment for c in memory.calls] == [0, 0, 0, 1]
+    assert [m.content for m in memory.messages if m.turn == 2] == ["more", "three"]
+    memory.validated()
+
+
+async def test_closing_ends_what_is_under_way_and_takes_no_more(gateway, server):
+    waiting = asyncio.create_task(_post(gateway, "[[delay:60]]"))
+    await _until(lambda: server.running == 1)
+    await gateway.session.close(SessionClosed("the time is up"))
+    answer = await waiting
+    assert (answer.status_code, answer.json()["error"]["message"]) == (403, "the time is up")
+    await _until(lambda: server.running == 0)
+    assert (await _post(gateway, "hello")).status_code == 403
+    assert gateway.memory.records == []
+
+
+async def test_an_attempt_that_is_over_closes_its_session(server):
+    class Superseded(Memory):
+        async def turn(self, record: TurnRecord) -> None:
+            raise AttemptSuperseded("attempt 1 is not current any more")
+
+    async with serve(server, recorder=Superseded()) as gateway:
+        assert (await _post(gateway, "hello")).status_code == 403
+        with pytest.raises(SessionClosed):
+            await gateway.session.reply(request(said("user", "hello")))
+
+
+async def test_nothing_follows_a_call_that_may_not_be_stored(server):
+    class Broken(Memory):
+        async def turn(self, record: TurnRecord) -> None:
+            raise OSError("disk full: /secret/path")
+
+    async with serve(server, recorder=Broken()) as gateway:
+        answer = await _post(gateway, "hello")
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert (await _post(gateway, "hello")).status_code == 403
+
+
+async def test_a_client_that_goes_away_stops_the_model(gateway, server):
+    waiting = asyncio.create_task(_post(gateway, "[[delay:60]]"))
+    await _until(lambda: server.running == 1)
+    waiting.cancel()
+    await _until(lambda: server.aborted == 1)
+    assert (await _post(gateway, "hello")).status_code == 200
+    assert len(gateway.memory.calls) == 1
+
+
+async def test_more_calls_at_once_than_allowed_are_put_off(server):
+    async with serve(server, max_concurrent=1) as gateway:
+        waiting = asyncio.create_task(_post(gateway, "[[delay:60]]"))
+        await _until(lambda: server.running == 1)
+        answer = await _post(gateway, "hello")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        waiting.cancel()
+
+
+async def _post(gateway: Gateway, text: str) -> httpx.Response:
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as client:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        return await client.post(f"{gateway.url}/v1/chat/completions", json=body)
+
+
+async def _until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
