@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from sandboxes.errors import TeardownFailed
 from sandboxes.images.errors import BadSource
 from sandboxes.images.job import Job, Lines, Made, program_failure
 from sandboxes.images.pip_config import FILES as PIP_FILES
@@ -21,6 +22,7 @@ WORK = "/opt/build"  # on disk, unlike the home and /tmp
 _TMP = f"{WORK}/temporary"
 _RESULT = f"{WORK}/result.tar"
 _SECONDS = 3600.0
+_PATIENCE = 10
 _LIMITS = Limits(memory_mb=8192, processes=1024, disk_mb=16_384, file_size_mb=8192, open_files=8192, flood_mb=1024)
 # pip and uv: the index knows the package, but not in this version. An index that is away looks like one that knows nothing.
 _HOPELESS = re.compile(r"Could not find a version .*\(from versions: (?!none\))|requirements are unsatisfiable")
@@ -96,7 +98,16 @@ async def building(job: Job, base: str, *, needs: Sequence[str], env: Mapping[st
         finally:
             await session.close()
     finally:
-        await job.backend.stop(job.name)
+        await _stop(job)
+
+
+async def _stop(job: Job) -> None:
+    for _ in range(_PATIENCE):
+        try:
+            return await job.backend.stop(job.name)
+        except TeardownFailed:  # its last process waits for gigabytes to be written to disk
+            job.say("the sandbox has not ended yet")
+    await job.backend.stop(job.name)
 
 
 async def collect(job: Job, shell: Shell, *folders: str) -> None:
@@ -106,6 +117,7 @@ async def collect(job: Job, shell: Shell, *folders: str) -> None:
     with (job.workspace / "result.tar").open("wb") as file:
         async for piece in shell.session.download(_RESULT):
             file.write(piece)
+    await shell.run(f"rm -rf {WORK} {' '.join(folders)}")  # else it would all be written to disk at the sandbox's end
 
 
 async def assemble(job: Job, *, env: Mapping[str, str] | None = None, first: str = "", last: str = "") -> Made:

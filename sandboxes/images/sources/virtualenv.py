@@ -28,6 +28,9 @@ class VirtualenvSettings(BasedSettings):
     """The base has python3 with its venv module, and tar."""
 
     requirements: tuple[_Requirement, ...] = Field(min_length=1, max_length=500, description="Such as `mini-swe-agent==2.4.6`.")
+    without: tuple[_Requirement, ...] = Field(
+        (), max_length=500, description="Packages that others ask for and that are left out, such as `browser-use`."
+    )
     path: str = Field(
         "/opt/agent", pattern=r"^/opt(/[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200, description="Below /opt."
     )
@@ -45,12 +48,12 @@ class Virtualenv(Source):
         async with building(job, settings.base, needs=("tar",), env=_ENV) as shell:
             shell.step("installing the installer", 0.05, 0.15)
             await shell.session.set_env(uv_variables(shell.pip.env))
-            await shell.run(f"python3 -m venv {_UV} && {_UV}/bin/pip install uv", retryable=True)
+            await shell.run(f"python3 -m venv {_UV} && {_UV}/bin/pip install 'uv>=0.10'", retryable=True)
             shell.step("installing the packages", 0.15, 0.85)
-            requirements = "".join(f"{line}\n" for line in settings.requirements)
-            await shell.session.write_file(f"{WORK}/requirements.txt", requirements.encode())
+            for file, lines in (("requirements", settings.requirements), ("without", settings.without)):
+                await shell.session.write_file(f"{WORK}/{file}.txt", "".join(f"{line}\n" for line in lines).encode())
             await shell.run(f"python3 -m venv --without-pip {settings.path}")
-            install = f"{_UV}/bin/uv pip install --python {settings.path}/bin/python -r {WORK}/requirements.txt"
-            await shell.run(install, retryable=True)
+            files = f"-r {WORK}/requirements.txt --excludes {WORK}/without.txt"
+            await shell.run(f"{_UV}/bin/uv pip install --python {settings.path}/bin/python {files}", retryable=True)
             await collect(job, shell, settings.path)
         return await assemble(job, last=f"{settings.path}/bin")
