@@ -32,14 +32,15 @@ def owner(world: WebWorld) -> Client:
 
 ROLLOUT_PAGES = ["", "reward/", "tokens/", "events/", "attempts/", "raw/", "rollout.json", "cancel/", "live/?after=0&attempt=1"]
 RUN_PAGES = ["", "live/", "cancel/", "rollouts/"]
+LISTS = ["/", "/rollouts/", "/servers/", "/servers/live/", "/policies/"]
 
 
 def paths(world: WebWorld) -> list[str]:
     rollouts = [world.groups[0][0], world.groups[0][5], world.groups[3][2], world.groups[3][7], *world.live_group]
     runs = [world.finished, world.running, world.empty]
     return [
-        "/",
-        "/rollouts/",
+        *LISTS,
+        *(f"/policies/{world.policy.pk}/{page}" for page in ("", "live/")),
         *(f"/runs/{run.pk}/{page}" for run in runs for page in RUN_PAGES),
         *(f"/rollouts/{rollout.pk}/{page}" for rollout in rollouts for page in ROLLOUT_PAGES),
     ]
@@ -53,7 +54,7 @@ def test_every_page_opens_for_a_member(world: WebWorld, owner: Client) -> None:
 def test_a_stranger_finds_nothing_and_changes_nothing(world: WebWorld) -> None:
     client = Client()
     client.force_login(world.stranger)
-    for path in paths(world)[2:]:
+    for path in paths(world)[len(LISTS) :]:
         assert client.get(path).status_code == 404, path
     for path in (f"/runs/{world.running.pk}/cancel/", f"/rollouts/{world.live_group[0].pk}/cancel/"):
         assert client.post(path).status_code == 404, path

@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from rollouts.lifecycle import State
 from rollouts.models import LLMServer, Policy, PolicyVersion, Rollout, WorkerProcess
@@ -178,6 +179,20 @@ class TestPolicies:
         PolicyVersion.objects.filter(pk=update.pk).update(state="live", finished_at=timezone.now())
         assert "Update to version" not in text(owner, f"/policies/{world.policy.pk}/live/")
 
+    def test_pages_need_no_more_queries_for_more_servers(
+        self, world: WebWorld, owner: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+    ) -> None:
+        for path in ("/servers/", "/policies/", f"/policies/{world.policy.pk}/"):
+            self.announce(world, 20 + PolicyVersion.objects.count(), "live", report={str(world.server.pk): {"state": "live"}})
+            with django_assert_max_num_queries(12) as few:
+                owner.get(path)
+            for _ in range(3):
+                number = 10 + LLMServer.objects.count()
+                server = add_server(world, number)
+                self.announce(world, 20 + number, "live", report={str(server.pk): {"state": "live"}})
+            with django_assert_max_num_queries(len(few)):
+                owner.get(path)
+
     def test_a_stranger_finds_none(self, world: WebWorld) -> None:
         client = Client()
         client.force_login(world.stranger)
@@ -195,4 +210,4 @@ def test_a_run_tells_the_versions_of_its_rollouts(world: WebWorld, owner: Client
     page = text(owner, f"/runs/{run.pk}/")
     assert f"?run={run.pk}&amp;version=13" in page
     assert "1 with tokens of several versions" in page
-    assert "would be 1.8 versions old on average, at most 4" in page
+    assert "would be 1.75 versions old on average, at most 4" in page
