@@ -412,14 +412,19 @@ class Trajectory(TypedDict):
     model_calls: list[ModelCall]
     tool_calls: list[ToolCall]
     segments: list[Segment]
+    token_problem: str
 
 
 class Result(Rollout):
-    """A rollout that has ended. `cursor` is its place in the stream; `segments` or `trajectory` is there when asked for."""
+    """A rollout that has ended. `cursor` is its place in the stream; `segments` or `trajectory` is there when asked for.
+
+    Segments are withheld when the stored tokens cannot be what was sampled; `token_problem` then says why.
+    """
 
     cursor: str
     rewards: dict[str, float | None]
     segments: NotRequired[list[PackedSegment]]
+    token_problem: NotRequired[str]
     trajectory: NotRequired[Trajectory]
 
 

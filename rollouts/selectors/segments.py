@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import psycopg
+import structlog
 from django.db import connection
 
 from rollouts.llm.buffer import NOT_SAMPLED
 from rollouts.models import Rollout
+
+logger = structlog.get_logger(__name__)
 
 _ITEM_BYTES = 4  # of a token id and of a logprob
 
@@ -45,22 +49,51 @@ class PackedSegment:
         self.version_runs += spans or [[version, len(sampled) // _ITEM_BYTES]]
 
 
+@dataclass
+class PackedTokens:
+    """What there is to train on: nothing, with a `problem`, where the stored calls cannot be what was sent and sampled."""
+
+    segments: list[PackedSegment] = field(default_factory=list)
+    problem: str = ""
+
+    def add(self, turn: int, segment: int, prompt_tokens: int, context: bytes, sampled: bytes, *rest: Any) -> None:
+        if segment == len(self.segments):
+            self.segments.append(PackedSegment())
+        if not 0 <= segment < len(self.segments):
+            self.problem = self.problem or f"turn {turn} is of segment {segment}, but there are {len(self.segments)} segments"
+            return
+        ids = self.segments[segment].token_ids
+        sent = (len(ids) + len(context)) // _ITEM_BYTES
+        if sent != prompt_tokens:
+            self.problem = self.problem or f"turn {turn} sent {prompt_tokens} ids, but {sent} are stored"
+        self.segments[segment].add(context, sampled, *rest)
+
+    def close(self) -> None:
+        """Nothing more comes: keep what can be trained on."""
+        if not any(1 in segment.loss_mask for segment in self.segments):
+            self.segments, self.problem = [], ""  # the server gave no ids
+        elif self.problem:
+            self.segments = []
+
+
 _CALLS = """
-SELECT call.rollout_id, call.segment, call.context_ids, call.sampled_ids, call.logprobs, call.policy_version, call.version_spans
+SELECT call.rollout_id, call.turn, call.segment, call.prompt_tokens, call.context_ids, call.sampled_ids, call.logprobs,
+  call.policy_version, call.version_spans
 FROM rollouts_modelcall call JOIN rollouts_rollout r ON r.id = call.rollout_id AND r.attempt = call.attempt
 WHERE call.rollout_id = ANY(%s) ORDER BY call.rollout_id, call.turn
 """
 
 
-def packed_segments(rollouts: Sequence[Rollout]) -> dict[UUID, list[PackedSegment]]:
+def packed_tokens(rollouts: Sequence[Rollout]) -> dict[UUID, PackedTokens]:
     """The segments of each rollout's newest attempt, in one query; like `Trajectory.segments`, but packed."""
-    found: dict[UUID, list[PackedSegment]] = {rollout.id: [] for rollout in rollouts}
+    found = {rollout.id: PackedTokens() for rollout in rollouts}
     connection.ensure_connection()
     # Django's own cursors have everything sent as text, which doubles the bytes and has to be decoded.
     with psycopg.Cursor(connection.connection) as cursor:
-        for rollout_id, segment, *call in cursor.execute(_CALLS, [list(found)], binary=True):
-            segments = found[rollout_id]
-            if segment == len(segments):
-                segments.append(PackedSegment())
-            segments[segment].add(*call)
-    return {id_: segments if any(1 in s.loss_mask for s in segments) else [] for id_, segments in found.items()}
+        for rollout_id, *call in cursor.execute(_CALLS, [list(found)], binary=True):
+            found[rollout_id].add(*call)
+    for rollout_id, tokens in found.items():
+        tokens.close()
+        if tokens.problem:
+            logger.error("stored trajectory withheld", rollout=str(rollout_id), problem=tokens.problem)
+    return found

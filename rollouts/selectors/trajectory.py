@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
 from django.db.models import F, QuerySet
 
-from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct
+from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct, validate
 from rollouts.llm.types import ModelCallRecord, VersionSpan
 from rollouts.models import Message, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.storage import whole_output
@@ -27,15 +28,29 @@ class Trajectory:
     tool_calls: list[ToolCall] = field(default_factory=list)
     pictures: list[ToolPicture] = field(default_factory=list)
 
+    @cached_property
+    def token_problem(self) -> str:
+        """Why the stored calls cannot be what was sent and sampled, naming the turn; empty when they can."""
+        try:
+            validate(map(record_of, self._calls_with_ids))
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def segments(self) -> list[Segment]:
-        """The trainer's view: append-only sequences with a mask of what was sampled. Empty when the server gave no ids."""
-        if not any(call.sampled_ids for call in self.model_calls):
-            return []
-        return TokenBuffer.from_calls(map(record_of, self.model_calls)).segments
+        """The trainer's view: append-only sequences with a mask of what was sampled.
+
+        Empty when the server gave no ids, and when there is a `token_problem`: nobody is to train on what was not sampled.
+        """
+        return [] if self.token_problem else TokenBuffer.from_calls(map(record_of, self._calls_with_ids)).segments
 
     def exchanges(self) -> list[Exchange]:
-        """The full prompt of every model call, beside what was sampled."""
-        return reconstruct(map(record_of, self.model_calls))
+        """The full prompt of every model call, beside what was sampled; empty when there is a `token_problem`."""
+        return [] if self.token_problem else reconstruct(map(record_of, self.model_calls))
+
+    @property
+    def _calls_with_ids(self) -> list[ModelCall]:
+        return self.model_calls if any(call.sampled_ids for call in self.model_calls) else []
 
 
 def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict[UUID, Trajectory]:

@@ -231,11 +231,10 @@ def test_a_chain_of_cursors_survives_broken_connections(case: ApiCase, http: htt
 
 def test_messagepack_says_the_same_as_json(case: ApiCase, http: httpx.Client) -> None:
     rollout = case.domain.rollout_in(State.SUCCEEDED)
-    call = {"finish_reason": "stop", "prompt_tokens": 2, "policy": "tiny", "policy_version": 1, "latency": 0.1}
+    call = {"finish_reason": "stop", "policy": "tiny", "policy_version": 1, "latency": 0.1}
     for turn in (0, 1):
-        ModelCall.objects.create(
-            rollout=rollout, attempt=1, turn=turn, context_ids=[turn, 9], sampled_ids=[7], logprobs=[-0.25], **call
-        )
+        tokens = {"context_ids": [turn, 9], "sampled_ids": [7], "logprobs": [-0.25], "prompt_tokens": 2 + 3 * turn}
+        ModelCall.objects.create(rollout=rollout, attempt=1, turn=turn, **tokens, **call)
     get_settled(case, 1)
     path = f"/api/v1/runs/{case.domain.run.id}/results/"
     for query in ({}, {"include": "trajectory"}, {"wait": 0.2}):
@@ -297,7 +296,7 @@ def test_results_carry_rewards_and_trajectories_on_request(case: ApiCase) -> Non
 
 def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
     exact, without_logprobs, text_only = (case.domain.rollout_in(State.SUCCEEDED) for _ in range(3))
-    call = {"finish_reason": "stop", "prompt_tokens": 2, "policy": "tiny", "policy_version": 1, "latency": 0.1}
+    call = {"finish_reason": "stop", "policy": "tiny", "policy_version": 1, "latency": 0.1}
     for rollout, logprobs in ((exact, [-0.5]), (without_logprobs, None)):
         for turn, segment in ((1, 0), (2, 0), (3, 1)):
             ModelCall.objects.create(
@@ -308,11 +307,13 @@ def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
                 context_ids=[turn, 150_000],
                 sampled_ids=[7] * turn,
                 logprobs=[-0.25] if turn == 1 else logprobs and logprobs * turn,
+                prompt_tokens=5 if turn == 2 else 2,
                 version_spans=[[1, 1], [2, 1]] if turn == 2 else [],
+                policy_version_last=2 if turn == 2 else None,
                 **call,
             )
     ModelCall.objects.create(
-        rollout=text_only, attempt=1, turn=1, context_ids=[], sampled_ids=[], logprobs=None, text="hi", **call
+        rollout=text_only, attempt=1, turn=1, context_ids=[], sampled_ids=[], logprobs=None, text="hi", prompt_tokens=2, **call
     )
     numbers = get_settled(case, 3, include="trajectory")["results"]
     packed = get(case, include="segments")["results"]
@@ -327,6 +328,29 @@ def test_packed_segments_say_the_same_as_trajectories(case: ApiCase) -> None:
 
     first = numbers[0]["trajectory"]["segments"][0]
     assert first["policy_versions"] == [-1, -1, 1, -1, -1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"prompt_tokens": 6}, "turn 1 sent 6 ids, but 5 are stored"),
+        ({"segment": 2}, "turn 1 is of segment 2, but there are 1 segments"),
+    ],
+)
+def test_tokens_that_cannot_be_what_was_sampled_are_withheld(case: ApiCase, change: dict[str, int], problem: str) -> None:
+    broken, whole = (case.domain.rollout_in(State.SUCCEEDED) for _ in range(2))
+    call = {"finish_reason": "stop", "policy": "tiny", "policy_version": 1, "latency": 0.1}
+    tokens = {"context_ids": [1, 2], "sampled_ids": [3], "logprobs": [-0.5]}
+    for rollout in (broken, whole):
+        for turn in (0, 1):
+            ModelCall.objects.create(rollout=rollout, attempt=1, turn=turn, prompt_tokens=2 + 3 * turn, **tokens, **call)
+    ModelCall.objects.filter(rollout=broken, turn=1).update(**change)
+    get_settled(case, 2)
+    packed = {row["id"]: row for row in get(case, include="segments")["results"]}
+    plain = {row["id"]: row["trajectory"] for row in get(case, include="trajectory")["results"]}
+    for rows in (packed, plain):
+        assert (rows[str(broken.id)]["segments"], rows[str(broken.id)]["token_problem"]) == ([], problem)
+        assert (len(rows[str(whole.id)]["segments"]), rows[str(whole.id)]["token_problem"]) == (1, "")
 
 
 def test_only_the_own_project_gets_results(case: ApiCase) -> None:

@@ -18,6 +18,8 @@ from rollouts.selectors.results import position_of
 from rollouts.selectors.segments import PackedSegment
 from rollouts.selectors.trajectory import Trajectory
 
+_PROBLEM_HELP = "Why the stored tokens cannot be what was sent and sampled, and are withheld; empty when they can."
+
 
 class MessageSerializer(serializers.Serializer[Any]):
     index = serializers.IntegerField()
@@ -108,7 +110,7 @@ class PackedSegmentSerializer(serializers.Serializer[Any]):
 
 
 class TrajectorySerializer(serializers.Serializer[Any]):
-    """The newest attempt. `segments` is empty for text-only trajectories."""
+    """The newest attempt. `segments` is empty for text-only trajectories, and where there is a `token_problem`."""
 
     rollout = serializers.UUIDField()
     attempt = serializers.IntegerField()
@@ -117,6 +119,7 @@ class TrajectorySerializer(serializers.Serializer[Any]):
     model_calls = ModelCallSerializer(many=True)
     tool_calls = ToolCallSerializer(many=True)
     segments = SegmentSerializer(many=True)
+    token_problem = serializers.CharField(help_text=_PROBLEM_HELP)
 
 
 class ResultSerializer(RolloutSerializer):
@@ -125,10 +128,11 @@ class ResultSerializer(RolloutSerializer):
     cursor = serializers.SerializerMethodField(help_text="Its place in the stream: `after` this, the next ones follow.")
     rewards = serializers.SerializerMethodField(help_text="The newest version's components.")
     segments = PackedSegmentSerializer(many=True, read_only=True, required=False, help_text="Only with `include=segments`.")
+    token_problem = serializers.CharField(read_only=True, required=False, help_text=f"With `segments`. {_PROBLEM_HELP}")
     trajectory = TrajectorySerializer(read_only=True, required=False, help_text="Only with `include=trajectory`.")
 
     class Meta(RolloutSerializer.Meta):
-        fields = ["cursor", *RolloutSerializer.Meta.fields, "rewards", "segments", "trajectory"]
+        fields = ["cursor", *RolloutSerializer.Meta.fields, "rewards", "segments", "token_problem", "trajectory"]
         read_only_fields = fields
 
     def get_cursor(self, rollout: Rollout) -> str:
@@ -150,7 +154,7 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
     pictures: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for picture in trajectory.pictures:
         pictures[picture.turn, picture.call].append(_picture(picture))
-    if full_prompts:
+    if full_prompts and not trajectory.token_problem:
         for call, exchange in zip(calls, trajectory.exchanges(), strict=True):
             call["prompt_ids"] = exchange.prompt_ids
     return {
@@ -172,6 +176,7 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
             }
             for segment in trajectory.segments()
         ],
+        "token_problem": trajectory.token_problem,
     }
 
 

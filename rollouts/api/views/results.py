@@ -28,7 +28,7 @@ from rollouts.api.watch import Watch
 from rollouts.models import Rollout, Run
 from rollouts.selectors.results import Position, Results, newest_positions, newest_rewards, results_after
 from rollouts.selectors.rollouts import runs_of
-from rollouts.selectors.segments import packed_segments
+from rollouts.selectors.segments import packed_tokens
 from rollouts.selectors.trajectory import trajectories
 
 _RESULTS: Watch[Position] = Watch(newest_positions, seconds=0.25)
@@ -71,9 +71,10 @@ def _represent(rollouts: list[Rollout], include: str, *, raw: bool) -> list[dict
     rows = [dict(row) for row in ResultSerializer(rollouts, many=True, context=context).data]
     if include == "segments":
         represent = packed_segment_raw if raw else packed_segment_json
-        packed = packed_segments(rollouts)
+        packed = packed_tokens(rollouts)
         for row, rollout in zip(rows, rollouts, strict=True):
-            row["segments"] = [represent(segment) for segment in packed[rollout.id]]
+            row["segments"] = [represent(segment) for segment in packed[rollout.id].segments]
+            row["token_problem"] = packed[rollout.id].problem
     if include == "trajectory":
         found = trajectories(rollouts)
         for row, rollout in zip(rows, rollouts, strict=True):
