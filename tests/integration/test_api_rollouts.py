@@ -149,8 +149,9 @@ def test_segments_are_ready_to_train_on(case: ApiCase) -> None:
             "token_ids": [1, 2, 3, 7, 8, 4, 9],
             "loss_mask": [0, 0, 0, 1, 1, 0, 1],
             "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
+            "policy_versions": [-1, -1, -1, 4, 4, -1, 4],
         },
-        {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "logprobs": None},
+        {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "logprobs": None, "policy_versions": [-1, -1, 4]},
     ]
 
 
