@@ -112,7 +112,8 @@ _ROOMS = "SELECT id, room FROM rollouts_usable_servers(now(), %(slow_start)s) WH
 _CALLERS = """
 SELECT r.llm_server_id, count(DISTINCT w.id)
 FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
-WHERE r.llm_server_id = ANY(%(servers)s) AND r.state = 'running' AND NOT r.llm_server_id = ANY(w.quiet_servers) GROUP BY 1
+WHERE r.llm_server_id = ANY(%(servers)s) AND r.state = 'running' AND NOT r.llm_server_id = ANY(w.quiet_servers)
+  AND w.stopped_at IS NULL AND w.lost_at IS NULL GROUP BY 1
 """
 
 

@@ -20,6 +20,7 @@ WHERE quiet_servers && %(servers)s
 _LOUD = """
 SELECT DISTINCT w.id FROM rollouts_rollout r JOIN rollouts_workerprocess w ON w.id = r.lease_owner_id
 WHERE r.llm_server_id = %(server)s AND r.state = 'running' AND NOT %(server)s = ANY(w.quiet_servers)
+  AND w.stopped_at IS NULL AND w.lost_at IS NULL
 """
 
 

@@ -108,13 +108,22 @@ def hold_session(*, rollout_id: UUID, owner: UUID, node: str) -> HeldSession | N
     return HeldSession(claim, rollout.run.policy.name)
 
 
-_OF_HOLDER = "FROM rollouts_rollout r WHERE r.id = s.rollout_id AND s.rollout_id = ANY(%s) AND r.lease_owner_id = %s"
+_OF_HOLDER = (
+    "FROM rollouts_rollout r WHERE r.id = s.rollout_id AND s.rollout_id = ANY(%(ids)s) AND r.lease_owner_id = %(owner)s"
+)
 _TOUCH = f"""
 UPDATE rollouts_session s SET
     expires_at = now() + make_interval(secs => s.ttl_seconds), last_seen_at = now(), last_call_at = now()
 {_OF_HOLDER} AND r.state = 'running'
 """  # noqa: S608 - constants
-_FREE = f"UPDATE rollouts_session s SET taken_at = NULL, wanted_at = NULL {_OF_HOLDER}"  # noqa: S608
+# A session in nobody's memory keeps no room of an LLM server, and nobody would say that it makes no call there.
+_FREE = f"""
+WITH freed AS (
+    UPDATE rollouts_rollout SET llm_server_id = NULL
+    WHERE id = ANY(%(ids)s) AND lease_owner_id = %(owner)s AND state = 'running'
+)
+UPDATE rollouts_session s SET taken_at = NULL, wanted_at = NULL {_OF_HOLDER}
+"""  # noqa: S608
 _WANTED = """
 SELECT s.rollout_id FROM rollouts_rollout r JOIN rollouts_session s ON s.rollout_id = r.id
 WHERE r.lease_owner_id = %s AND s.wanted_at IS NOT NULL
@@ -124,7 +133,7 @@ WHERE r.lease_owner_id = %s AND s.wanted_at IS NOT NULL
 def note_calls(*, rollout_ids: Sequence[UUID], owner: UUID) -> None:
     """The agents of these have called since the last time, or have a call in flight: a sign of life."""
     with connection.cursor() as cursor:
-        cursor.execute(_TOUCH, [list(rollout_ids), owner])
+        cursor.execute(_TOUCH, {"ids": list(rollout_ids), "owner": owner})
 
 
 def wanted_sessions(*, owner: UUID) -> list[UUID]:
@@ -137,7 +146,7 @@ def wanted_sessions(*, owner: UUID) -> list[UUID]:
 def free_sessions(*, rollout_ids: Sequence[UUID], owner: UUID) -> None:
     """Let any process take these: the owner has no call of them in flight and forgets them."""
     with connection.cursor() as cursor:
-        cursor.execute(_FREE, [list(rollout_ids), owner])
+        cursor.execute(_FREE, {"ids": list(rollout_ids), "owner": owner})
 
 
 def silent_sessions() -> QuerySet[Rollout]:
@@ -148,9 +157,8 @@ def silent_sessions() -> QuerySet[Rollout]:
 def end_if_silent(rollout: Rollout) -> bool:
     """End a session for its agent's silence, unless that has just been broken."""
     with transaction.atomic():
-        current = (
-            silent_sessions().select_for_update(of=("self",)).select_related("run", "session").filter(pk=rollout.pk).first()
-        )
+        silent = silent_sessions().select_related("run", "session").filter(pk=rollout.pk)
+        current = silent.select_for_update(of=("self",)).first()
         if current is None:
             return False
         detail = f"no call and no heartbeat for {current.session.ttl_seconds} s"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import structlog
 from django.db import InterfaceError, OperationalError
@@ -78,7 +78,7 @@ class GatewaySessions:
         self._write = Batch(database, record_turns)
         self._served: dict[UUID, _Served] = {}
         self._by_key: dict[bytes, UUID] = {}  # by digest: keys themselves are not kept
-        self._restoring: defaultdict[UUID, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._restoring: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def find(self, key: str) -> AgentSession | None:
         """Of every call: one that is served here already costs no statement."""
@@ -146,7 +146,8 @@ class GatewaySessions:
                 return None
             if found.ended:
                 raise SessionClosed(found.ended)
-            async with self._restoring[found.rollout_id]:
+            lock = self._restoring.setdefault(found.rollout_id, asyncio.Lock())
+            async with lock:
                 served = await self._take(found.rollout_id)
             if served is not None:
                 return served
