@@ -112,6 +112,8 @@ def validate(calls: Iterable[ModelCallRecord]) -> TokenBuffer:
         last_turn = call.turn
         opens = call.segment == len(buffer.segments)
         buffer.add(call)
+        if not call.context_ids and not call.sampled_ids:
+            continue  # a server without ids, asked with text: nothing is claimed
         sent = len(buffer.segments[call.segment].ids) - len(call.sampled_ids)
         if sent != call.prompt_tokens:
             raise ValueError(f"turn {call.turn} sent {call.prompt_tokens} ids, but {sent} are stored")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import TokenBuffer, reconstruct, validate
-from rollouts.llm.types import ModelCallRecord
+from rollouts.llm.types import ModelCallRecord, VersionSpan
 
 
 def call(turn: int, segment: int, context: list[int], sampled: list[int], prompt_tokens: int, **changes) -> ModelCallRecord:
@@ -74,6 +75,11 @@ def test_the_records_are_not_changed_by_what_is_built_from_them():
         ([call(0, 0, [1], [2], 1, logprobs=[float("nan")])], "not finite"),
         ([call(1, 0, [1], [2], 1), call(1, 0, [3], [4], 3)], "turn 1 comes after turn 1"),
         ([call(0, 0, [1], [], 1), call(1, 0, [3], [4], 2)], "ids are not known"),
+        ([call(0, 0, [-1], [2], 1)], "negative id"),
+        ([call(0, 0, [1], [2], 1), call(1, 0, [3], [4], 3, opened_by="cut")], "says that it began it"),
+        ([call(0, 0, [1], [2], 1), call(1, 1, [3], [4], 1, parent_segment=1)], "branches off segment 1"),
+        ([call(0, 0, [1], [2, 3], 1, version_spans=(VersionSpan(0, 1),))], "weight versions for 1 of 2"),
+        ([call(0, 0, [1], [2], 1, version_spans=(VersionSpan(3, 1),))], "not those of its first and last id"),
     ],
 )
 def test_what_cannot_be_true_is_refused(calls, message):
@@ -81,19 +87,52 @@ def test_what_cannot_be_true_is_refused(calls, message):
         validate(calls)
 
 
+def test_segments_go_on_in_any_order():
+    """As those of an agent and its sub-agent do."""
+    calls = [
+        call(0, 0, [1], [2], 1, opened_by="start"),
+        call(1, 1, [5], [6], 1, opened_by="subagent", parent_segment=0),
+        call(2, 0, [3], [4], 3),
+        call(3, 1, [7], [8], 3),
+    ]
+    assert [segment.ids for segment in validate(calls).segments] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert [exchange.prompt_ids for exchange in reconstruct(calls)] == [[1], [5], [1, 2, 3], [5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "fidelity"),
+    [
+        ([call(0, 0, [1], [2], 1), call(1, 0, [3], [4], 3)], Fidelity.TOKEN_EXACT),
+        (TWO_SEGMENTS, Fidelity.SEGMENTED),
+        ([call(0, 0, [1], [2], 1), call(1, 1, [3], [], 1)], Fidelity.TEXT_ONLY),
+        ([call(0, 0, [], [], 17, logprobs=None)], Fidelity.TEXT_ONLY),
+        ([], Fidelity.TOKEN_EXACT),
+    ],
+)
+def test_the_badge_follows_from_the_calls(calls, fidelity):
+    assert validate(calls).fidelity is fidelity
+
+
+def test_spans_that_cover_the_reply_are_fine():
+    spans = (VersionSpan(3, 1), VersionSpan(4, 2))
+    validate([call(0, 0, [1], [2, 3, 4], 1, policy_version=3, policy_version_last=4, version_spans=spans)])
+
+
 TOKENS = st.lists(st.integers(0, 500), min_size=1, max_size=6)
 
 
-@given(st.lists(st.tuples(st.booleans(), TOKENS, TOKENS), max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 4), TOKENS, TOKENS), max_size=10))
 def test_rebuilding_agrees_with_adding_up(steps):
-    calls, expected, prompt, segment = [], [], [], -1
-    for turn, (new_segment, context, sampled) in enumerate(steps):
-        if new_segment or segment < 0:
-            segment, prompt = segment + 1, []
-        prompt = prompt + context
-        calls.append(call(turn, segment, context, sampled, len(prompt)))
+    """Every step goes on in one of the segments there are, or begins the next."""
+    calls, expected, segments = [], [], []
+    for turn, (choice, context, sampled) in enumerate(steps):
+        if choice >= len(segments):
+            choice = len(segments)
+            segments.append([])
+        prompt = segments[choice] + context
+        calls.append(call(turn, choice, context, sampled, len(prompt)))
         expected.append((prompt, sampled))
-        prompt = prompt + sampled
+        segments[choice] = prompt + sampled
     validate(calls)
     assert reconstruct(calls) == expected
     buffer = TokenBuffer.from_calls(calls)
