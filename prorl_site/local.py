@@ -120,8 +120,10 @@ def _sandbox_backend(folder: Path, say: Say) -> None:
 
 def _leave_settings(folder: Path) -> None:
     """So that `manage.py` in another terminal talks to the same platform without any variables set."""
-    names = ("PRORL_VAR_DIR", "PRORL_DATABASE_URL", "PRORL_SECRET_KEY_FILE", "PRORL_BROKER_URL", "PRORL_SANDBOX_BACKEND")
-    names += ("PRORL_GATEWAY_PORT", "PRORL_GATEWAY_URL")
+    names = [
+        *("PRORL_VAR_DIR", "PRORL_DATABASE_URL", "PRORL_SECRET_KEY_FILE", "PRORL_BROKER_URL", "PRORL_SANDBOX_BACKEND"),
+        *("PRORL_GATEWAY_PORT", "PRORL_GATEWAY_URL"),
+    ]
     path = folder / "prorl.env"
     path.touch(mode=0o600)
     path.write_text("".join(f"{name}={os.environ[name]}\n" for name in names if os.environ.get(name)))
