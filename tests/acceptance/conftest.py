@@ -11,15 +11,16 @@ import pytest
 @pytest.fixture(scope="session")
 def slow_model() -> Iterator[str]:
     """A scripted model that takes half a second for each reply."""
-    yield from _scripted("--delay", "0.5")
+    yield from scripted("--delay", "0.5")
 
 
 @pytest.fixture(scope="session")
 def quick_model() -> Iterator[str]:
-    yield from _scripted()
+    yield from scripted()
 
 
-def _scripted(*arguments: str) -> Iterator[str]:
+def scripted(*arguments: str) -> Iterator[str]:
+    """The URL of a scripted model in a process of its own."""
     command = [sys.executable, "-m", "rollouts.llm.scripted", "--die-with-parent", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -125,6 +125,26 @@ async def test_a_version_that_does_not_exist_is_named_and_not_looked_for_again(w
     assert not failed.value.retryable
 
 
+async def test_programs_are_put_upon_an_image_and_leave_its_python_alone(workshop: Workshop, debian: Entry):
+    settings = {"base": "debian", "requirements": ["rich==14.0.0", "markdown-it-py==3.0.0"], "without": ["pygments"]}
+    entry = await workshop.build("virtualenv", upon=debian, **settings)
+    await workshop.check(entry)
+    assert entry.env["PATH"].endswith(":/bin:/opt/agent/bin")
+    async with workshop.sandbox(entry) as session:
+        result = await session.bash("markdown-it --version; command -v python3 markdown-it", timeout=30)
+        assert result.output.splitlines()[1:] == ["/usr/bin/python3", "/opt/agent/bin/markdown-it"]
+        result = await session.bash("ls /opt/agent/lib/python3*/site-packages", timeout=30)
+        assert "rich" in result.output and "pygments" not in result.output
+        assert (await session.bash("ls /opt/agent/lib/python3*/site-packages/rich/__pycache__", timeout=30)).exit_code == 0
+    assert not (entry.path / "opt/build").exists()
+
+
+async def test_requirements_that_contradict_each_other_are_not_tried_again(workshop: Workshop, debian: Entry):
+    with pytest.raises(BuildFailed, match="unsatisfiable") as failed:
+        await workshop.build("virtualenv", upon=debian, base="debian", requirements=["six==1.16.0", "six==1.17.0"])
+    assert not failed.value.retryable
+
+
 @pytest.fixture(scope="module")
 def six(workshop: Workshop, debian: Entry) -> Entry:
     """A small real package, and one more besides."""
