@@ -41,7 +41,7 @@ def find_session(*, key: str) -> FoundSession | None:
     """None when there is no session of this key."""
     prefix, _, rest = key.partition("_")
     key_id, _, token = rest.partition("_")
-    if prefix != KEY_PREFIX or not token or not key.isascii():
+    if prefix != KEY_PREFIX or not token or not (key.isascii() and key_id.isalnum()):
         return None
     session = Session.objects.select_related("rollout").defer("rollout__artefacts").filter(key_id=key_id).first()
     if session is None or not hmac.compare_digest(session.key_sha256, digest(key)):
