@@ -42,7 +42,7 @@ def _as_sent(message: ChatMessage) -> dict[str, Any]:
         sent["tool_calls"] = [_call_as_sent(call) for call in calls]
     for key in ("name", "tool_call_id"):
         if key in message:
-            sent[key] = message[key]  # type: ignore[literal-required]
+            sent[key] = message[key]
     return sent
 
 

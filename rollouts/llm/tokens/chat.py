@@ -46,7 +46,7 @@ class ChatTemplate:
             raise ModelError(f"the chat template refuses the messages: {exc}", retryable=False, status=400) from exc
 
     def _as_seen(self, message: ChatMessage) -> dict[str, Any]:
-        texts = [part["text"] for part in message["parts"]] if "parts" in message else [message[_CONTENT]]
+        texts = [part["text"] for part in message["parts"]] if "parts" in message else [message["content"]]
         seen: dict[str, Any] = {"role": message["role"], _CONTENT: "\n".join(texts)}
         if self._takes_parts and message["role"] != "tool":
             seen[_CONTENT] = [{"type": "text", "text": text} for text in texts]

@@ -40,11 +40,13 @@ class LocalTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The canonical ids. Special tokens written out in `text` become their ids, as on the server."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
 
     def render_text(
         self,

@@ -90,12 +90,12 @@ class _Bounds(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = _ask_environment("bounded_steps", [node.iter])
+        node.iter = _ask_environment("bounded_steps", node.iter)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
-        return _ask_environment("bounded_text", node.nodes)
+        return _ask_environment("bounded_text", *node.nodes)
 
 
 class _Generation(Extension):
@@ -113,8 +113,8 @@ class _Generation(Extension):
         return str(caller())
 
 
-def _ask_environment(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
+def _ask_environment(method: str, *arguments: nodes.Node) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(method), list(arguments), [], None, None)
 
 
 def _bound(size: int) -> None:
