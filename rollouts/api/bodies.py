@@ -103,6 +103,18 @@ class WeightsInPlace(Body):
     failed: dict[Id, str] = Field(default_factory=dict, description="Servers where that went wrong, by id, and why.")
 
 
+class Sleep(Body):
+    level: Literal[1, 2] = Field(1, description="1 keeps the weights in the host's memory, 2 drops them.")
+
+
+class Wake(Body):
+    tags: list[Literal["weights", "kv_cache"]] = Field(
+        default_factory=list,
+        max_length=2,
+        description="What it takes memory for; empty: all. It takes calls after kv_cache.",
+    )
+
+
 class Drain(Body):
     seconds: float | None = Field(None, description="What it holds may finish in this time; null: PRORL_DRAIN_SECONDS.")
 

@@ -33,6 +33,8 @@ v1 = [
     path("policies/<str:name>/versions/<int:version>/loaded/", policies.PolicyVersionLoaded.as_view()),
     path("llm-servers/", llm_servers.LLMServerList.as_view()),
     path("llm-servers/<uuid:id>/", llm_servers.LLMServerDetail.as_view()),
+    path("llm-servers/<uuid:id>/sleep/", llm_servers.LLMServerSleep.as_view()),
+    path("llm-servers/<uuid:id>/wake/", llm_servers.LLMServerWake.as_view()),
     path("runs/", runs.RunList.as_view()),
     path("runs/<uuid:id>/", runs.RunDetail.as_view()),
     path("runs/<uuid:id>/cancel/", runs.RunCancel.as_view()),

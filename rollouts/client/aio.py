@@ -127,6 +127,14 @@ class AsyncClient:
         """Let a server take part, keep its rollouts and get no new ones (draining), or take no calls (paused)."""
         return await self._send(calls.change_server(server_id, {"state": state}))
 
+    async def sleep_server(self, server_id: Id, *, level: Literal[1, 2] = 1) -> LLMServer:
+        """Have a server give up its memory, for training on the same GPU. It takes no calls until it is woken."""
+        return await self._send(calls.sleep_server(server_id, level))
+
+    async def wake_server(self, server_id: Id, *tags: Literal["weights", "kv_cache"]) -> LLMServer:
+        """Have it take its memory again: all, or what is named. It takes calls once it has its KV cache."""
+        return await self._send(calls.wake_server(server_id, tags))
+
     async def remove_server(self, server_id: Id) -> None:
         """Forget a server."""
         await self._send(calls.remove_server(server_id))

@@ -147,6 +147,14 @@ def server(server_id: Id) -> Call[LLMServer]:
     return Call("GET", path_of("llm-servers", server_id))
 
 
+def sleep_server(server_id: Id, level: int) -> Call[LLMServer]:
+    return Call("POST", path_of("llm-servers", server_id, "sleep"), {"level": level})
+
+
+def wake_server(server_id: Id, tags: Iterable[str]) -> Call[LLMServer]:
+    return Call("POST", path_of("llm-servers", server_id, "wake"), {"tags": list(tags)})
+
+
 def change_server(server_id: Id, changes: Mapping[str, Any]) -> Call[LLMServer]:
     return Call("PATCH", path_of("llm-servers", server_id), dict(changes))
 

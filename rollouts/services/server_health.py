@@ -19,6 +19,7 @@ from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
 from rollouts.llm.probe import samples_a_token
 from rollouts.llm.server_metrics import read_load
+from rollouts.llm.types import ServerAddress
 from rollouts.models import LLMServer
 from rollouts.scheduling.health import Condition, Sight, after
 
@@ -50,7 +51,8 @@ def probe_servers(servers: Sequence[LLMServer]) -> None:
     """Look at these servers now and note what was found."""
     if not servers:
         return
-    for server, finding in zip(servers, asyncio.run(_look_at_all(servers)), strict=True):
+    addresses = [address_of(server) for server in servers]  # asks the database, which the loop may not
+    for server, finding in zip(servers, asyncio.run(_look_at_all(servers, addresses)), strict=True):
         sight = Sight.FAILED_PROBE if finding.error else Sight.WELL
         noted = {"last_error": finding.error[:300], "last_probe_at": timezone.now()}
         if finding.load:
@@ -84,17 +86,18 @@ def wake_dispatcher() -> None:
         cursor.execute("SELECT pg_notify(%s, '')", [DISPATCH_CHANNEL])
 
 
-async def _look_at_all(servers: Sequence[LLMServer]) -> list[_Finding]:
+async def _look_at_all(servers: Sequence[LLMServer], addresses: Sequence[ServerAddress]) -> list[_Finding]:
     client = ModelClient()
     timeout = aiohttp.ClientTimeout(total=max(settings.PROBE_SECONDS, 1.0))
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            return await asyncio.gather(*(_look_at(server, session, client) for server in servers))
+            looks = (_look_at(server, address, session, client) for server, address in zip(servers, addresses, strict=True))
+            return await asyncio.gather(*looks)
     finally:
         await client.close()
 
 
-async def _look_at(server: LLMServer, session: aiohttp.ClientSession, client: ModelClient) -> _Finding:
+async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.ClientSession, client: ModelClient) -> _Finding:
     plain = server.engine == LLMServer.Engine.OPENAI  # it has no health endpoint of its own, and may take no ids
     path = "/v1/models" if plain else "/health"
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
@@ -106,7 +109,7 @@ async def _look_at(server: LLMServer, session: aiohttp.ClientSession, client: Mo
         return _Finding(f"{path} did not answer: {type(error).__name__}", {})
     if server.health != LLMServer.Health.LIVE and not plain:
         try:
-            await samples_a_token(client, address_of(server), timeout=_SAMPLE_SECONDS)
+            await samples_a_token(client, address, timeout=_SAMPLE_SECONDS)
         except ModelError as error:
             return _Finding(f"sampled no token: {error}", {})
     return _Finding("", {} if plain else await _load_of(server, session))

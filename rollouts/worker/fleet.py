@@ -136,8 +136,9 @@ class FleetView:
             raise
 
     def report(self, server: SeenServer, error: ModelError) -> None:
-        """A call failed there. Not held against a server whose weights are being changed."""
-        if not self._is_held(server.id):
+        """A call failed there. Not held against a server that was told to take none: they may be ended there."""
+        now = self._servers.get(server.id, server)
+        if not now.hold and now.admission in _CALLED:
             self._failures[server.id] = str(error)
             self._wake.set()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.forms import model_to_dict
 from pytest_django import DjangoAssertNumQueries
 
 from rollouts.llm.scripted.server import ScriptedServer
@@ -119,3 +120,97 @@ def test_the_list_takes_the_same_queries_whatever_its_length(
         )
         with django_assert_num_queries(2):  # key, servers
             assert len(case.reader.get(SERVERS).json()["results"]) > size
+
+
+def registered() -> LLMServer:
+    """The one that a test has registered, not those of the domains."""
+    return LLMServer.objects.exclude(url__startswith="http://llm.test/").get()
+
+
+class TestChanges:
+    @pytest.fixture
+    def path(self, case: ApiCase, model_server: ScriptedServer) -> str:
+        body = {"url": model_server.url, "policy": "tiny", "api_key": "hush", "capacity": 5}
+        return f"{SERVERS}{case.owner.post(SERVERS, body).json()['id']}/"
+
+    def test_everything_that_can_be_changed(self, case: ApiCase, path: str) -> None:
+        changed = case.owner.patch(path, {"capacity": 7, "policy_version": 4, "tool_format": "hermes", "state": "draining"})
+        assert changed.status_code == 200, changed.content
+        server = changed.json()
+        assert (server["capacity"], server["policy_version"], server["tool_format"]) == (7, 4, "hermes")
+        assert (server["state"], server["admission"], server["health"]) == ("draining", "draining", "live")
+        assert case.owner.patch(path, {}).json()["capacity"] == 7
+
+    def test_a_new_key_is_tried_first(self, case: ApiCase, path: str) -> None:
+        expect_problem(case.owner.patch(path, {"api_key": "wrong", "capacity": 9}), 503, "unavailable", "/url")
+        assert registered().capacity == 5
+        assert case.owner.patch(path, {"api_key": "hush"}).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("change", "pointer"),
+        [
+            ({"capacity": 0}, "/capacity"),
+            ({"policy_version": -1}, "/policy_version"),
+            ({"tool_format": "unheard-of"}, "/tool_format"),
+            ({"tokenizer": "/no-such-directory"}, "/tokenizer"),
+            ({"state": "suspect"}, "/state"),
+        ],
+    )
+    def test_what_is_wrong_changes_nothing(self, case: ApiCase, path: str, change: dict[str, Any], pointer: str) -> None:
+        before = model_to_dict(registered())
+        expect_problem(case.owner.patch(path, {"capacity": 3} | change), 422, "invalid", pointer)
+        assert model_to_dict(registered()) == before
+
+    def test_one_with_unknown_weights_comes_back_when_they_are_known(self, case: ApiCase, path: str) -> None:
+        LLMServer.objects.update(admission="paused", weights_unknown=True)
+        expect_problem(case.owner.patch(path, {"state": "live"}), 409, "conflict", "/state")
+        server = case.owner.patch(path, {"state": "live", "policy_version": 6}).json()
+        assert (server["state"], server["policy_version"]) == ("live", 6)
+        assert not registered().weights_unknown
+
+    def test_under_a_weight_update_its_version_stays(self, case: ApiCase, path: str) -> None:
+        LLMServer.objects.update(hold="wait")
+        expect_problem(case.owner.patch(path, {"policy_version": 6}), 409, "conflict", "/policy_version")
+
+    def test_sleep_and_wake(self, case: ApiCase, path: str, model_server: ScriptedServer) -> None:
+        for action in ("sleep", "wake"):
+            case.check_write_access("post", f"{path}{action}/", {})
+        expect_problem(case.owner.post(f"{path}wake/", {}), 409, "conflict")
+        assert case.submitter.post(f"{path}sleep/", {"level": 2}).json()["state"] == "asleep"
+        expect_problem(case.owner.post(f"{path}sleep/", {}), 409, "conflict")
+        expect_problem(case.owner.patch(path, {"state": "live"}), 409, "conflict", "/state")
+        assert case.submitter.post(f"{path}wake/", {"tags": ["weights"]}).json()["state"] == "asleep"
+        assert case.submitter.post(f"{path}wake/", {"tags": ["kv_cache"]}).json()["state"] == "live"
+
+    def test_a_server_that_cannot_sleep_is_not_told_to(self, case: ApiCase, path: str) -> None:
+        LLMServer.objects.update(capabilities={"features": []})
+        for action in ("sleep", "wake"):
+            expect_problem(case.owner.post(f"{path}{action}/", {}), 409, "conflict")
+
+
+class TestTextOnly:
+    @pytest.fixture
+    def without_ids(self, model_server: ScriptedServer) -> Iterator[dict[str, Any]]:
+        model_server.switches.omit_token_ids = True
+        yield {"url": model_server.url, "policy": "tiny", "api_key": "hush"}
+        model_server.switches.omit_token_ids = False
+
+    def test_it_is_refused_with_what_is_missing(self, case: ApiCase, without_ids: dict[str, Any]) -> None:
+        problem = expect_problem(case.owner.post(SERVERS, without_ids), 422, "invalid", "/url")
+        assert "token ids" in problem["errors"][0]["detail"]
+        assert "allow_text_only" in problem["errors"][0]["detail"]
+        assert "/tokenize" not in problem["errors"][0]["detail"]
+
+    def test_unless_it_is_wanted(self, case: ApiCase, without_ids: dict[str, Any]) -> None:
+        answer = case.owner.post(SERVERS, without_ids | {"allow_text_only": True})
+        assert answer.status_code == 201, answer.content
+        assert "token_ids" not in answer.json()["features"]
+        assert "tokenize" in answer.json()["features"]
+
+    def test_the_context_can_be_made_smaller_and_not_larger(self, case: ApiCase, model_server: ScriptedServer) -> None:
+        body = {"url": model_server.url, "policy": "tiny", "api_key": "hush"}
+        small = case.owner.post(SERVERS, body | {"max_model_len": 100}).json()
+        assert small["max_model_len"] == 100
+        assert case.owner.delete(f"{SERVERS}{small['id']}/").status_code == 204
+        large = case.owner.post(SERVERS, body | {"max_model_len": 10**6}).json()
+        assert large["max_model_len"] == model_server.max_model_len

@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, ListView, find
-from rollouts.api.bodies import NewServer, ServerChange
+from rollouts.api.bodies import NewServer, ServerChange, Sleep, Wake
 from rollouts.api.idempotency import idempotent
 from rollouts.api.queries import PageQuery
 from rollouts.api.schema import documented, page_of
@@ -16,6 +16,7 @@ from rollouts.api.serializers.registry import LLMServerSerializer
 from rollouts.models import Scope
 from rollouts.selectors.registry import servers_of
 from rollouts.services import servers
+from rollouts.services.server_sleep import sleep_server, wake_server
 
 
 class LLMServerList(ListView):
@@ -57,3 +58,17 @@ class LLMServerDetail(ApiView):
     def delete(self, request: Request, id: UUID) -> Response:
         servers.remove_server(server=find(servers_of(self.project), id))
         return Response(status=204)
+
+
+class LLMServerSleep(ApiView):
+    @documented("sleep_llm_server", "Have an LLM server give up its memory", LLMServerSerializer, body=Sleep)
+    def post(self, request: Request, id: UUID) -> Response:
+        sleep_server(server=find(servers_of(self.project), id), level=self.body(Sleep).level)
+        return Response(LLMServerSerializer(find(servers_of(self.project), id)).data)
+
+
+class LLMServerWake(ApiView):
+    @documented("wake_llm_server", "Have an LLM server take its memory again", LLMServerSerializer, body=Wake)
+    def post(self, request: Request, id: UUID) -> Response:
+        wake_server(server=find(servers_of(self.project), id), tags=self.body(Wake).tags)
+        return Response(LLMServerSerializer(find(servers_of(self.project), id)).data)

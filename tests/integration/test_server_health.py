@@ -1,0 +1,119 @@
+"""LLM servers are watched: what probes find, what workers report, and what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from django.conf import LazySettings
+from django.utils import timezone
+
+from rollouts.llm.scripted.server import ScriptedServer
+from rollouts.models import LLMServer
+from rollouts.services.server_health import note_failed_calls, probe_due, probe_servers
+from tests.integration.domain import Domain
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def model_server() -> Iterator[ScriptedServer]:
+    """Runs beside the tests, since probes have a loop of their own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = ScriptedServer()
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+    yield server
+    asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def server(domain: Domain, model_server: ScriptedServer) -> LLMServer:
+    LLMServer.objects.update(url=model_server.url, model=model_server.model)
+    model_server.switches.healthy = True
+    model_server.switches.fail_next = 0
+    return LLMServer.objects.select_related("policy").get()
+
+
+@pytest.fixture
+def domain(db: None) -> Domain:
+    return Domain()
+
+
+def probed(server: LLMServer) -> str:
+    probe_servers([server])
+    server.refresh_from_db()
+    return server.health
+
+
+def test_from_live_to_dead_and_back(server: LLMServer, model_server: ScriptedServer, settings: LazySettings) -> None:
+    assert probed(server) == "live"
+    model_server.switches.healthy = False
+    assert [probed(server) for _ in range(3)] == ["suspect", "suspect", "dead"]
+    assert (server.failures, server.last_error) == (3, "/health answered 503")
+    model_server.switches.healthy = True
+    assert probed(server) == "recovering"
+    assert (server.failures, server.last_error) == (0, "")
+    assert probed(server) == "recovering"
+    LLMServer.objects.update(health_since=timezone.now() - timedelta(seconds=settings.SLOW_START_SECONDS))
+    server.refresh_from_db()
+    assert probed(server) == "live"
+
+
+def test_one_that_is_healthy_and_fails_every_call_does_not_come_back(server: LLMServer, model_server: ScriptedServer) -> None:
+    note_failed_calls({server.id: "it answered 500"})
+    server.refresh_from_db()
+    assert server.health == "suspect"
+    model_server.switches.status = 500
+    model_server.switches.fail_next = 1
+    assert probed(server) == "suspect"
+    assert "sampled no token" in server.last_error
+    assert probed(server) == "live"
+
+
+def test_many_reports_of_one_failure_count_once(server: LLMServer) -> None:
+    for _ in range(5):
+        note_failed_calls({server.id: "it answered 500"})
+    server.refresh_from_db()
+    assert (server.health, server.failures) == ("suspect", 1)
+
+
+def test_what_was_read_before_a_change_changes_nothing(server: LLMServer, model_server: ScriptedServer) -> None:
+    stale = LLMServer.objects.select_related("policy").get()
+    note_failed_calls({server.id: "it answered 500"})
+    probe_servers([stale])  # read as live, when it was not asked for a token
+    server.refresh_from_db()
+    assert server.health == "suspect"
+
+
+def test_its_load_is_noted(server: LLMServer) -> None:
+    probed(server)
+    assert server.load["running"] == 0
+    assert probed(server) == "live"
+    assert server.load["tokens_per_second"] == 0
+
+
+@pytest.mark.parametrize("left_alone", [{"admission": "paused"}, {"admission": "asleep"}, {"hold": "wait"}])
+def test_who_is_left_alone(server: LLMServer, left_alone: dict[str, str]) -> None:
+    LLMServer.objects.update(last_probe_at=None, **left_alone)
+    probe_due()
+    assert LLMServer.objects.get().last_probe_at is None
+
+
+def test_each_in_its_turn(server: LLMServer, model_server: ScriptedServer, settings: LazySettings) -> None:
+    settings.PROBE_SECONDS = 60
+    two_seconds_ago = timezone.now() - timedelta(seconds=2)
+    LLMServer.objects.update(last_probe_at=two_seconds_ago)
+    probe_due()
+    assert LLMServer.objects.get().last_probe_at == two_seconds_ago
+    LLMServer.objects.update(health="suspect")
+    probe_due()
+    assert LLMServer.objects.get().last_probe_at != two_seconds_ago
+    assert LLMServer.objects.get().health == "live"

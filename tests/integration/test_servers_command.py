@@ -1,0 +1,47 @@
+"""`prorl servers`."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from prorl_site.cli import app
+from rollouts.models import LLMServer, Project
+from tests.integration.domain import Domain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["servers", *arguments])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_server_is_drained_paused_resumed_probed_and_removed() -> None:
+    url = Domain().server.url
+    for action, said in (("drain", "draining"), ("pause", "paused"), ("resume", "live"), ("probe", "suspect")):
+        code, out, err = run(action, url)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"{url}: {said}.")
+    code, out, _ = run("list")
+    assert code == 0
+    assert url in out and "suspect" in out and "0/8" in out
+    assert run("remove", str(LLMServer.objects.get().pk))[0] == 0
+    assert not LLMServer.objects.exists()
+    assert "No LLM server is registered" in run("list")[1]
+
+
+def test_what_is_refused_says_why() -> None:
+    url = Domain().server.url
+    code, _, err = run("pause", "http://elsewhere")
+    assert code == 1
+    assert f"There is no server 'http://elsewhere'. Registered: {url}" in err
+    code, _, err = run("register", "http://127.0.0.1:9", "tiny")
+    assert code == 1
+    assert "did not answer as an LLM server" in err
+    Project.objects.create(name="beta")
+    code, _, err = run("register", "http://127.0.0.1:9", "tiny")
+    assert code == 1
+    assert "Name the project with --project. There are: alpha, beta." in err
+    assert LLMServer.objects.count() == 1
