@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
+from django.db.models import Model
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -66,6 +68,11 @@ class PrettyJSONField(forms.JSONField):
 def pretty(value: Any) -> SafeString:
     """A JSON value for a read-only field."""
     return format_html("<pre>{}</pre>", json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def dashboard_link(view: str, row: Model) -> SafeString:
+    """To the page of a row, by the name of its view."""
+    return format_html('<a href="{}">open</a>', reverse(view, args=[row.pk]))
 
 
 def add_refusal(form: ModelForm, refused: Refused) -> None:

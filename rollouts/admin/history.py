@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from rollouts.models import Attempt, Group, Rescoring, Rollout, RolloutEvent, Run, StageFailure, WorkerProcess
@@ -18,7 +16,7 @@ from rollouts.services.errors import Refused
 from rollouts.services.rescore import rescore_rollout, rescore_run
 from rollouts.services.retention import set_run_keep
 
-from .base import LIMIT_FIELDS, USE_FIELDS, ReadOnlyAdmin, TabularInline, pretty
+from .base import LIMIT_FIELDS, USE_FIELDS, ReadOnlyAdmin, TabularInline, dashboard_link, pretty
 
 
 class _Inline(TabularInline):
@@ -67,7 +65,7 @@ class RunAdmin(ReadOnlyAdmin):
 
     @admin.display(description="dashboard")
     def in_dashboard(self, run: Run) -> SafeString:
-        return _dashboard_link("run", run)
+        return dashboard_link("run", run)
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("rollouts.change_run")
@@ -117,7 +115,7 @@ class RolloutAdmin(ReadOnlyAdmin):
 
     @admin.display(description="dashboard")
     def in_dashboard(self, rollout: Rollout) -> SafeString:
-        return _dashboard_link("rollout", rollout)
+        return dashboard_link("rollout", rollout)
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("rollouts.change_rollout")
@@ -156,7 +154,3 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         if worker.stopped_at:
             return "stopped"
         return "lost" if worker.lost_at or worker.lease_expires_at <= timezone.now() else "alive"
-
-
-def _dashboard_link(view: str, row: Model) -> SafeString:
-    return format_html('<a href="{}">open</a>', reverse(view, args=[row.pk]))

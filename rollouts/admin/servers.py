@@ -1,4 +1,4 @@
-"""Policies and the LLM servers that serve them."""
+"""The LLM servers that serve policies."""
 
 from __future__ import annotations
 
@@ -10,30 +10,12 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from rollouts.models import LLMServer, Policy
+from rollouts.models import LLMServer
 from rollouts.services.errors import Refused
 from rollouts.services.server_health import probe_servers
-from rollouts.services.servers import register_server, remove_server, set_server_state
+from rollouts.services.servers import ServerChanges, change_server, register_server, remove_server, set_server_state
 
 from .base import ModelForm, OurAdmin, add_refusal, pretty
-
-
-@admin.register(Policy)
-class PolicyAdmin(OurAdmin):
-    """Trainers announce versions through the API; a policy can be made ahead of its first server here."""
-
-    list_display = ["name", "project", "version", "created_at"]
-    list_filter = ["project"]
-    list_select_related = ["project"]
-    search_fields = ["name"]
-    readonly_fields = ["version", "created_at"]
-    actions = None
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Policy | None = None) -> list[str]:
-        return ["version", "created_at"] if obj is None else ["project", "name", "version", "created_at"]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 class RegisterServerForm(ModelForm):
@@ -48,20 +30,24 @@ class RegisterServerForm(ModelForm):
         help_text="Sent to the server as a bearer token. It is never shown again.",
     )
     model = forms.CharField(required=False, max_length=200, help_text="May stay empty when the server serves only one.")
+    max_model_len = forms.IntegerField(
+        required=False, min_value=1, help_text="Where the server does not tell it, or less of it."
+    )
+    allow_text_only = forms.BooleanField(
+        required=False, help_text="Also one that gives no token ids; what it samples cannot be trained on."
+    )
 
     class Meta:
         model = LLMServer
-        fields = ["project", "url", "model", "policy_version", "capacity"]
+        fields = ["project", "url", "model", "policy_version", "capacity", "max_model_len", "tokenizer", "tool_format"]
 
     def full_clean(self) -> None:
         super().full_clean()
         if not self.is_bound or self.errors:
             return
-        names = ("project", "url", "model", "policy_version", "capacity", "api_key")
+        values = dict(self.cleaned_data)
         try:
-            self.registered = register_server(
-                policy=self.cleaned_data["policy_name"], **{name: self.cleaned_data[name] for name in names}
-            )
+            self.registered = register_server(policy=values.pop("policy_name"), **values)
         except Refused as refused:
             add_refusal(self, refused)
 
@@ -73,7 +59,7 @@ class RegisterServerForm(ModelForm):
 
 
 class EditServerForm(ModelForm):
-    """What may change without another probe. An empty key field keeps the key."""
+    """What may change. A new key or tokenizer is tried on the server first; an empty key field keeps the key."""
 
     new_api_key = forms.CharField(
         label="New API key",
@@ -85,13 +71,24 @@ class EditServerForm(ModelForm):
 
     class Meta:
         model = LLMServer
-        fields = ["capacity"]
+        fields = ["capacity", "policy_version", "tokenizer", "tool_format"]
+
+    def full_clean(self) -> None:
+        super().full_clean()
+        if not self.is_bound or self.errors:
+            return
+        changes = {name: self.cleaned_data[name] for name in self.changed_data if name != "new_api_key"}
+        try:
+            changed = ServerChanges(**changes, api_key=self.cleaned_data["new_api_key"] or None)
+            change_server(server=LLMServer.objects.get(pk=self.instance.pk), changes=changed)
+        except Refused as refused:
+            add_refusal(self, refused)
 
     def save(self, commit: bool = True) -> LLMServer:
-        if key := self.cleaned_data["new_api_key"]:
-            self.instance.api_key = key
-        server: LLMServer = super().save(commit)
-        return server
+        return LLMServer.objects.get(pk=self.instance.pk)
+
+    def save_m2m(self) -> None:
+        """Nothing to do: the service has stored everything."""
 
 
 @admin.register(LLMServer)
@@ -110,21 +107,28 @@ class LLMServerAdmin(OurAdmin):
 
     def get_fields(self, request: HttpRequest, obj: LLMServer | None = None) -> Any:
         if obj is None:
-            return ["project", "url", "policy_name", "policy_version", "model", "capacity", "api_key"]
-        return ["project", "url", "policy", "policy_version", "model", "capacity", "new_api_key", *self._observed]
+            return ["project", "url", "policy_name", *self._ours, "max_model_len", "allow_text_only", "api_key"]
+        return ["project", "url", "policy", *self._ours, "new_api_key", *self._observed]
 
-    _observed = ("state", "max_model_len", "shown_capabilities", "last_probe_at", "last_error", "created_at")
+    _ours = ("policy_version", "model", "capacity", "tokenizer", "tool_format")
+    _observed = (
+        *("admission", "health", "health_since", "failures", "hold", "weights_unknown", "last_probe_at", "last_error"),
+        *("engine", "max_model_len", "shown_capabilities", "shown_load", "created_at"),
+    )
 
     def get_readonly_fields(self, request: HttpRequest, obj: LLMServer | None = None) -> list[str]:
-        return [] if obj is None else ["project", "url", "policy", "policy_version", "model", *self._observed]
+        return [] if obj is None else ["project", "url", "policy", "model", *self._observed]
 
     @admin.display(description="capabilities")
     def shown_capabilities(self, server: LLMServer) -> SafeString:
         return pretty(server.capabilities)
 
+    @admin.display(description="load")
+    def shown_load(self, server: LLMServer) -> SafeString:
+        return pretty(server.load)
+
     def save_model(self, request: HttpRequest, obj: LLMServer, form: Any, change: bool) -> None:
-        if change:  # a new server was stored by the service when the form was checked
-            super().save_model(request, obj, form, change)
+        """Nothing to do: the service has stored everything when the form was checked."""
 
     def delete_model(self, request: HttpRequest, obj: LLMServer) -> None:
         remove_server(server=obj)

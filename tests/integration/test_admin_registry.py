@@ -7,7 +7,7 @@ import json
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from rollouts.models import ApiKey, Environment, LLMServer, Policy, Project, Rollout, Task
+from rollouts.models import ApiKey, Environment, LLMServer, Policy, PolicyVersion, Project, Rollout, Task
 from rollouts.services.keys import authenticate
 from tests.integration.domain import Domain
 
@@ -128,13 +128,25 @@ def test_a_server_that_does_not_answer_is_refused_at_its_url(domain: Domain, adm
 
 
 def test_a_servers_key_is_kept_and_never_shown(domain: Domain, admin_client: Client) -> None:
-    LLMServer.objects.update(api_key="very secret")
+    LLMServer.objects.update(api_key="very secret", url="http://127.0.0.1:9")
     path = f"/admin/rollouts/llmserver/{domain.server.pk}/change/"
     assert "very secret" not in admin_client.get(path).content.decode()
-    admin_client.post(path, {"capacity": "16", "new_api_key": ""})
-    assert LLMServer.objects.values_list("capacity", "api_key").get() == (16, "very secret")
-    admin_client.post(path, {"capacity": "16", "new_api_key": "another"})
-    assert LLMServer.objects.get().api_key == "another"
+    form = {"capacity": "16", "policy_version": "3", "new_api_key": ""}
+    admin_client.post(path, form)
+    stored = LLMServer.objects.values_list("capacity", "policy_version", "api_key")
+    assert stored.get() == (16, 3, "very secret")
+    refused = admin_client.post(path, {**form, "capacity": "17", "new_api_key": "another"})
+    assert "url: " in refused.context["adminform"].form.non_field_errors()[0]
+    assert stored.get() == (16, 3, "very secret")
+
+
+def test_announced_versions_can_be_read_but_not_edited(domain: Domain, admin_client: Client) -> None:
+    report = {str(domain.server.pk): {"state": "failed", "error": "<b>no such file</b>"}}
+    version = PolicyVersion.objects.create(policy=domain.policy, version=1, state="failed", report=report)
+    path = f"/admin/rollouts/policyversion/{version.pk}/change/"
+    assert "&lt;b&gt;no such file" in admin_client.get(path).content.decode()
+    assert admin_client.post(path, {"state": "live"}).status_code == 403
+    assert admin_client.get("/admin/rollouts/policyversion/add/").status_code == 403
 
 
 def test_servers_are_paused_resumed_and_probed_from_the_list(domain: Domain, admin_client: Client) -> None:
@@ -165,7 +177,7 @@ def test_every_list_of_the_admin_opens_with_few_queries(
     domain: Domain, admin_client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     domain.submit(8)
-    registry = ["project", "environment", "dataset", "task", "policy", "llmserver", "apikey"]
+    registry = ["project", "environment", "dataset", "task", "policy", "policyversion", "llmserver", "apikey"]
     history = ["run", "group", "rollout", "workerprocess"]
     for path in [*(f"rollouts/{name}" for name in [*registry, *history]), "sandboxes/sandbox"]:
         with django_assert_max_num_queries(14):

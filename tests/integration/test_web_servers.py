@@ -51,7 +51,7 @@ class TestServers:
         client.force_login(world.stranger)
         page = text(client, "/servers/")
         assert "No LLM server yet" in page
-        assert "prorl servers add" in page
+        assert "prorl servers register" in page
         assert world.server.url not in page
 
     def test_states_errors_and_versions_are_told(self, world: WebWorld, owner: Client) -> None:
