@@ -101,7 +101,8 @@ class ModelAccess(Protocol):
     async def until_over(self) -> Termination:
         """Wait until no more calls are answered because the agent has had all of its turns, and return what that means.
 
-        Raises `StoreFailed` or `AttemptSuperseded` as soon as a call cannot be stored.
+        Raises `StoreFailed` or `AttemptSuperseded` as soon as a call cannot be stored, and `Overtaken` when the agent asks
+        again although there will be no server for it any more.
         """
         ...
 

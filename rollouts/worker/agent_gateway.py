@@ -18,7 +18,7 @@ from rollouts.gateway import AgentSession, SessionClosed, create_app
 from rollouts.lifecycle import Cause, Fidelity, Phase, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
-from rollouts.llm.route import Route
+from rollouts.llm.route import Overtaken, Route
 from rollouts.llm.types import Sampling
 from sandboxes.network.relay import join
 from sandboxes.protocol import Session
@@ -76,7 +76,7 @@ class _Access:
         self._max_calls = max_calls
         self._recorder = recorder
         self._over = asyncio.Event()
-        self._error: StoreFailed | AttemptSuperseded | None = None
+        self._error: StoreFailed | AttemptSuperseded | Overtaken | None = None
 
     @property
     def calls(self) -> int:
@@ -100,6 +100,8 @@ class _Access:
         """Of every request. The port is of one sandbox, so the key of any other leads nowhere."""
         if not secrets.compare_digest(key.encode(), self.key.encode()):
             return None
+        if isinstance(self.session.failure, Overtaken):
+            self._end(self.session.failure)  # whatever else it tries
         if self.session.calls >= self._max_calls:
             self._over.set()
             raise SessionClosed(f"all of the {self._max_calls} model calls were made")
@@ -115,7 +117,7 @@ class _Access:
             self._end(StoreFailed(f"call {record.turn} could not be stored: {describe(exc)}"))
             raise
 
-    def _end(self, error: StoreFailed | AttemptSuperseded) -> None:
+    def _end(self, error: StoreFailed | AttemptSuperseded | Overtaken) -> None:
         self._error = error
         self._over.set()
 

@@ -16,7 +16,7 @@ from rollouts.environments.base import EvalContext, InitContext, RunContext, Sco
 from rollouts.llm.buffer import validate
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
-from rollouts.llm.route import FixedRoute
+from rollouts.llm.route import FixedRoute, Route
 from rollouts.llm.types import ModelCallRecord, Sampling, ServerAddress
 from rollouts.worker.agent_gateway import SandboxGateway
 from sandboxes.protocol import HOST, Backend, Root, Session
@@ -72,6 +72,7 @@ class HarnessCase:
     seconds: float = 60.0  # the agent's time
     max_tokens: int = 400
     of_attempt: bool = False
+    route: Route | None = None  # instead of the one to `address`
     recording: Recording = field(default_factory=Recording)
 
     @contextlib.asynccontextmanager
@@ -93,7 +94,7 @@ class HarnessCase:
 
     async def run(self, task: Any, session: Session) -> RunOutcome:
         client = ModelClient()
-        route, sampling = FixedRoute(self.address), Sampling(max_tokens=self.max_tokens)
+        route, sampling = self.route or FixedRoute(self.address), Sampling(max_tokens=self.max_tokens)
         gateway = SandboxGateway(client, route, self.recording, sampling=sampling, call_timeout=60.0)
         conversation = Conversation(client, route, sampling, call_timeout=60.0)
         config = registry.validate_config(self.handler, self.config)

@@ -16,6 +16,7 @@ from rollouts.environments.conformance import check_environment
 from rollouts.environments.errors import ValidationFailed
 from rollouts.lifecycle import Cause, Fidelity
 from rollouts.llm.errors import ModelError
+from rollouts.llm.route import FixedRoute, OneVersionRoute, Overtaken
 from rollouts.llm.scripted.server import ScriptedServer
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.errors import SandboxLost
@@ -206,6 +207,13 @@ async def test_a_call_that_cannot_be_stored_ends_the_agent_at_once(make: Any, er
     case = make({"command": "python3 /tmp/prorl/agent.py x; sleep 1000 #"})
     case.recording.error = error
     with pytest.raises(raised):
+        await case.play(instruction="x")
+
+
+async def test_new_weights_end_an_agent_that_may_have_one_version_only(make: Any):
+    case = make({"command": "until python3 /tmp/prorl/agent.py x; do sleep 0.1; done #"})
+    case.route = OneVersionRoute(FixedRoute(case.address), case.address.policy_version + 1)
+    with pytest.raises(Overtaken):
         await case.play(instruction="x")
 
 
