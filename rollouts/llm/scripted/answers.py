@@ -90,12 +90,6 @@ class _Writer:
             return None
         return self._probabilities.of_prompt(self._request.prompt_ids, self._wanted.prompt_logprobs)
 
-    def _chat_logprobs(self, part: Part) -> Json | None:
-        """Also the form of the generate endpoint when it answers with text."""
-        if self._wanted.logprobs is None:
-            return None
-        return {"content": list(self._probabilities.by_token(part.choice, part.start, self._wanted.logprobs))}
-
 
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
@@ -139,7 +133,7 @@ class ChatCompletions(_Writer):
             if calls:
                 message["tool_calls"] = calls
                 ending |= {"finish_reason": "tool_calls"} if ending["finish_reason"] == "stop" else {}
-            choice = {"index": part.choice.index, "message": message, "logprobs": self._chat_logprobs(part), **ending}
+            choice = {"index": part.choice.index, "message": message, "logprobs": self._logprobs(part), **ending}
             choices.append(choice | {"token_ids": self._ids(part), "routed_experts": None})
         more = {"prompt_logprobs": self._prompt_logprobs(), "prompt_token_ids": self._prompt_ids(), "prompt_text": None}
         return self._head("chat.completion") | {"choices": choices, "usage": self._whole_usage()} | more | _UNUSED
@@ -151,10 +145,15 @@ class ChatCompletions(_Writer):
             yield self._chunk(opening) | {"prompt_token_ids": self._prompt_ids(), "prompt_text": None}
         delta, ending = self._delta(part)
         ids = {"token_ids": self._ids(part)}
-        yield self._chunk({"index": part.choice.index, "delta": delta, "logprobs": self._chat_logprobs(part), **ending, **ids})
+        yield self._chunk({"index": part.choice.index, "delta": delta, "logprobs": self._logprobs(part), **ending, **ids})
 
     def usage(self) -> Json:
         return self._head("chat.completion.chunk") | {"choices": [], "usage": self._count()}
+
+    def _logprobs(self, part: Part) -> Json | None:
+        if self._wanted.logprobs is None:
+            return None
+        return {"content": list(self._probabilities.by_token(part.choice, part.start, self._wanted.logprobs))}
 
     def _chunk(self, choice: Json) -> Json:
         return self._head("chat.completion.chunk") | {"choices": [choice]}
@@ -204,11 +203,16 @@ class Generate(_Writer):
         choice = {"index": part.choice.index, **part.ending, "token_ids": part.token_ids}
         choice |= {"routed_experts": None, "sampling_mask": None, "weight_versions": spans}
         if self._wanted.text:
-            return choice | {"text": part.text, "logprobs": self._chat_logprobs(part)}
-        logprobs = None
-        if self._wanted.logprobs is not None:
-            logprobs = {"content": list(self._probabilities.by_id(part.choice, part.start, self._wanted.logprobs))}
-        return choice | {"logprobs": logprobs}
+            choice["text"] = part.text
+        return choice | {"logprobs": self._logprobs(part)}
+
+    def _logprobs(self, part: Part) -> Json | None:
+        count = self._wanted.logprobs
+        if count is None:
+            return None
+        if self._wanted.text:
+            return {"content": list(self._probabilities.by_token(part.choice, part.start, 1 + count))}
+        return {"content": list(self._probabilities.by_id(part.choice, part.start, count))}
 
 
 def event(data: Json) -> bytes:

@@ -35,12 +35,12 @@ class Probabilities:
         ]
         return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": top}
 
-    def by_token(self, choice: Choice, start: int, alternatives: int) -> Iterator[Json]:
-        """As /v1/chat/completions writes them: an object for each token."""
+    def by_token(self, choice: Choice, start: int, top: int) -> Iterator[Json]:
+        """As /v1/chat/completions writes them: an object for each token, with `top` candidates, itself the first."""
         for number in range(start, len(choice.token_ids)):
             chosen = self._entry(choice.token_ids[number], _floored(choice.logprobs[number]))
-            others = [self._entry(*other) for other in self._others(choice, number, alternatives - 1)]
-            yield chosen | {"top_logprobs": [chosen, *others] if alternatives else []}
+            others = [self._entry(*other) for other in self._others(choice, number, top - 1)]
+            yield chosen | {"top_logprobs": [chosen, *others] if top else []}
 
     def by_id(self, choice: Choice, start: int, alternatives: int) -> Iterator[Json]:
         """As the generate endpoint writes them: ids, no text."""
