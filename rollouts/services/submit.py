@@ -108,10 +108,13 @@ def _check_versions(run: Run, groups: Sequence[GroupRequest]) -> list[FieldError
     for place, group in enumerate(groups):
         if group.require_policy_version is not None:
             places.setdefault(group.require_policy_version, place)
+    if not places:
+        return []
+    policy = Policy.objects.get(pk=run.policy_id)  # as it is now
     return [
         error
         for version, place in places.items()
-        for error in check_required_version(run.policy, version, f"/groups/{place}/require_policy_version")
+        for error in check_required_version(policy, version, f"/groups/{place}/require_policy_version")
     ]
 
 

@@ -57,12 +57,14 @@ class Platform:
             **{f"PRORL_{key.upper()}": str(value) for key, value in settings.items()},
         }
         (folder / "log").mkdir(parents=True)
-        self.manage("migrate", "--verbosity", "0")
+        # However slow the machine: what bounds transactions to a lease must not end this one.
+        self.manage("migrate", "--verbosity", "0", lease_seconds=120)
 
-    def manage(self, *arguments: str) -> str:
+    def manage(self, *arguments: str, **settings: object) -> str:
         """Run a management command to its end and return what it printed."""
         command = [sys.executable, "-m", "django", *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+        env = self.env | {f"PRORL_{key.upper()}": str(value) for key, value in settings.items()}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{arguments} failed:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -227,18 +229,22 @@ def submit(platform: Platform, url: str, groups: list[dict[str, Any]], settings:
     return str(platform.shell(SUBMIT.format(url=url, groups=groups, settings=settings or {})))
 
 
+def install_environments(platform: Platform, folder: Path, **handlers: str) -> None:
+    """As a package that offers them would: `name="module:Class"`. Before the first process starts."""
+    metadata = folder / "handlers-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: handlers\nVersion: 1\n")
+    lines = [f"{name.replace('_', '-')} = {handler}\n" for name, handler in handlers.items()]
+    (metadata / "entry_points.txt").write_text("".join(["[prorl.environments]\n", *lines]))
+    platform.env["PYTHONPATH"] = os.pathsep.join([str(folder), str(_ROOT)])
+
+
 @contextlib.contextmanager
 def platform_with_notes(folder: Path, model: str, **config: object) -> Iterator[Platform]:
     """It carries out rollouts; the environments of `notes_environment.py` are installed as a package, and registered."""
-    metadata = folder / "notes-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
     module = "tests.acceptance.notes_environment"
-    (metadata / "entry_points.txt").write_text(
-        f"[prorl.environments]\nnotes = {module}:Notes\nbare-notes = {module}:BareNotes\n"
-    )
     with running_platform(folder / "var", db_pool_size=2) as running:
-        running.env["PYTHONPATH"] = os.pathsep.join([str(folder), str(_ROOT)])
+        install_environments(running, folder, notes=f"{module}:Notes", bare_notes=f"{module}:BareNotes")
         running.start_execution()
         submit(running, model, [{"n": 1, "environment": "sums", "payload": {"a": 1, "b": 1}}])
         running.shell(_CREATE_NOTES.format(config=config))
