@@ -122,6 +122,8 @@ class Harness:
 
     async def run(self, ctx: RunContext) -> Termination:
         assert ctx.sandbox is not None and ctx.gateway is not None  # noqa: S101 - every RUN worker gives both
+        # What is judged when a limit ends the sandbox before anything can be brought away: nothing was done.
+        ctx.artefacts |= {EXIT_CODE: None, ANSWER: "", PATCH: ""}
         async with ctx.gateway.open(ctx.sandbox, max_calls=ctx.config.max_calls) as model:
             deadline = ctx.budget.deadline
             # When the attempt's time runs out, all is begun anew and nothing to be kept: then its deadline itself shall strike.
@@ -174,13 +176,16 @@ class Harness:
     async def _keep(self, ctx: RunContext, result: CommandResult | Termination) -> None:
         """Bring away what the agent has left, as far as it can be."""
         workspace, artefacts, config = _workspace(ctx), ctx.artefacts, ctx.config
-        artefacts[EXIT_CODE] = None if isinstance(result, Termination) else result.exit_code
+        if isinstance(result, CommandResult):
+            artefacts[EXIT_CODE] = result.exit_code
         artefacts[OUTPUT] = await workspace.tail(_OUTPUT_FILE, chars=_OUTPUT_CHARS)
         artefacts[ANSWER] = await self.answer(workspace, config)
         if config.collect:
             artefacts[FILES] = {path: await workspace.read(path) for path in config.collect}
         if config.patch:
             artefacts[PATCH] = await workspace.patch()
+        else:
+            del artefacts[PATCH]
         if workspace.problems:
             artefacts[PROBLEMS] = workspace.problems
 

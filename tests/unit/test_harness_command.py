@@ -170,9 +170,23 @@ async def test_an_agent_has_so_many_calls_and_no_more(make: Any):
     assert played.artefacts["exit_code"] is None
 
 
+async def test_an_agent_that_ends_its_sandbox_has_done_nothing(make: Any):
+    sandbox = {"limits": {"wall_seconds": 15}}
+    case = make({"command": "python3 /tmp/prorl/agent.py hi; sleep 1000 #", "sandbox": sandbox})
+    task = registry.validate_task("command", {"instruction": "x", **TESTED})
+    async with case.sandbox(task) as session:
+        outcome = await case.run(task, session)
+    assert outcome.termination.cause is Cause.SANDBOX_LIMIT
+    case.config["sandbox"] = {}
+    async with case.sandbox(task, "prorl-harness-2") as session:
+        environment: Any = registry.get("command")
+        await environment.restore(case.eval_context(task, outcome.artefacts, session))
+        assert (await case.score(task, outcome.artefacts, session)).total == 0.0
+
+
 async def test_the_agents_time_is_bounded_and_its_work_kept(make: Any):
     command = "python3 /tmp/prorl/agent.py hello && echo $PRORL_DEADLINE > deadline && sleep 1000 #"
-    case = make({"command": command, "collect": ["deadline"]}, seconds=6)
+    case = make({"command": command, "collect": ["deadline"]}, seconds=15)
     played = await case.play(instruction="x")
     assert played.outcome.termination.cause is Cause.AGENT_TIMEOUT
     assert played.artefacts["answer"] == "hello"
