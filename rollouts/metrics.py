@@ -62,10 +62,16 @@ WORKER_PROCESSES = _gauge("prorl_worker_processes", ("node", "stage"), "Worker p
 WORKER_SLOTS = _gauge("prorl_worker_slots", ("node", "stage"), "Rollouts they may work on at once.")
 WORKER_HELD = _gauge("prorl_worker_held", ("node", "stage"), "Rollouts they work on.")
 SERVER_UP = _gauge(
-    "prorl_llm_server_up", ("project", "policy", "server"), "1 when the LLM server is live, 0 when it is dead or paused."
+    "prorl_llm_server_up", ("project", "policy", "server"), "1 when the LLM server may be given rollouts, else 0."
 )
 SERVER_IN_FLIGHT = _gauge("prorl_llm_server_in_flight", ("project", "policy", "server"), "Running rollouts that use it.")
 SERVER_CAPACITY = _gauge("prorl_llm_server_capacity", ("project", "policy", "server"), "Rollouts it takes at once.")
+SERVER_LOAD = _gauge(
+    "prorl_llm_server_load",
+    ("project", "policy", "server", "figure"),
+    "What it said of itself at its last probe: requests `running` and `waiting`, shares `kv_cache` and `prefix_hits`, "
+    "`tokens_per_second`.",
+)
 FEED_BEHIND = _gauge(
     "prorl_feed_behind",
     ("consumer",),

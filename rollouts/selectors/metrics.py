@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from rollouts import metrics
 from rollouts.lifecycle import STAGES, TERMINAL, State
+from rollouts.llm.server_metrics import SHOWN as LOAD_FIGURES
 from rollouts.metrics import CATALOGUE, Kind, Metric
 from rollouts.models import Blob, LLMServer, MetricSeries, RescuerPass, Rollout, WebhookDelivery, WorkerProcess
 from sandboxes.models import Sandbox
@@ -125,9 +126,12 @@ def _servers() -> dict[Metric, Values]:
     in_flight = dict(running.values_list("llm_server_id").annotate(Count("id")))
     rows = [((s.project.name, s.policy.name, s.url), s) for s in LLMServer.objects.select_related("project", "policy")]
     return {
-        metrics.SERVER_UP: {key: float(server.state == "live") for key, server in rows},
+        metrics.SERVER_UP: {key: float(server.state in ("live", "recovering") and not server.hold) for key, server in rows},
         metrics.SERVER_IN_FLIGHT: {key: in_flight.get(server.id, 0) for key, server in rows},
         metrics.SERVER_CAPACITY: {key: server.capacity for key, server in rows},
+        metrics.SERVER_LOAD: {
+            (*key, figure): server.load[figure] for key, server in rows for figure in LOAD_FIGURES if figure in server.load
+        },
     }
 
 

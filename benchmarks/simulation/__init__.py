@@ -1,0 +1,1 @@
+"""A fleet of model servers in virtual time, for comparing ways to share rollouts among them."""
