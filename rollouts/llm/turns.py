@@ -118,11 +118,11 @@ class TurnRenderer:
         style = _style(history)
         calls = _calls(history)
         try:
-            head = await self._head(template, style, calls)
-            if not head or head[-1] != last_id:
-                return None
-            longer = await template.ids([*_fixed(style.message("y"), calls), *new], add_generation_prompt=True)
-            if longer[: len(head)] != head:
+            head, longer = await asyncio.gather(
+                self._head(template, style, calls),
+                template.ids([*_fixed(style.message("y"), calls), *new], add_generation_prompt=True),
+            )
+            if head and longer[: len(head)] != head:
                 # The template may only have changed since (a date in its system prompt, a restarted server).
                 head = await self._head(template, style, calls, fresh=True)
         except ModelError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 import jinja2
 from jinja2.ext import loopcontrols
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from rollouts.llm.errors import ModelError
+from rollouts.llm.transport import Transport
 
 CHATML = """\
 {%- for message in messages %}
@@ -265,7 +268,7 @@ def write_files(directory: Path, tokenizer: Tokenizer, source: str) -> Path:
     """The files of a checkpoint that concern its tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>"}
+    config = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}, "unk_token": "<unk>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "chat_template.jinja").write_text(source)
     return directory
@@ -305,6 +308,27 @@ class PlainRenderer:
         if self._takes_parts and message["role"] != "tool":
             return message | {"content": [{"type": "text", "text": text} for text in texts]}
         return message | {"content": "\n".join(texts)}
+
+
+class Tokenizing(Transport):
+    """A server of which only `/tokenize` is there, rendered without the platform's code."""
+
+    def __init__(self, renderer: PlainRenderer) -> None:
+        super().__init__()
+        self.rendered = 0
+        self._renderer = renderer
+
+    async def request(
+        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
+    ) -> dict[str, Any]:
+        assert body is not None and url.endswith("/tokenize")
+        variables = body.get("chat_template_kwargs", {})
+        try:
+            self.rendered += 1
+            ids = self._renderer.ids(body["messages"], body["add_generation_prompt"], body.get("tools"), **variables)
+        except jinja2.TemplateError as error:
+            raise ModelError(str(error), retryable=False, status=400) from error
+        return {"tokens": ids}
 
 
 class _Marked(jinja2.ext.Extension):

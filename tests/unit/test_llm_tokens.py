@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from tokenizers import Tokenizer
 
@@ -19,31 +17,11 @@ from rollouts.llm.tokens import LocalTokenizer, prove_equal
 from rollouts.llm.tokens import sandbox as sandbox_module
 from rollouts.llm.tokens.files import TokenizerFilesError
 from rollouts.llm.tokens.local import INLINE_CHARACTERS
-from rollouts.llm.transport import Transport
 from rollouts.llm.types import ChatMessage, ServerAddress
-from tests.unit.chat_templates import CHATML, KINDS, QWEN3, STYLES, PlainRenderer, train, write_files
+from tests.unit.chat_templates import CHATML, KINDS, QWEN3, STYLES, PlainRenderer, Tokenizing, train, write_files
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs “it”.", "parameters": {"type": "object"}}}]
 HELLO: list[ChatMessage] = [{"role": "user", "content": "the other"}]
-
-
-class Tokenizing(Transport):
-    """A server of which only `/tokenize` is there, rendered without the platform's code."""
-
-    def __init__(self, renderer: PlainRenderer) -> None:
-        super().__init__()
-        self.renderer = renderer
-
-    async def request(
-        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
-    ) -> dict[str, Any]:
-        assert body is not None and url.endswith("/tokenize")
-        variables = body.get("chat_template_kwargs", {})
-        try:
-            ids = self.renderer.ids(body["messages"], body["add_generation_prompt"], body.get("tools"), **variables)
-        except jinja2.TemplateError as error:
-            raise ModelError(str(error), retryable=False, status=400) from error
-        return {"tokens": ids}
 
 
 @pytest.fixture(scope="module")
