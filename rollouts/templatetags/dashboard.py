@@ -155,6 +155,31 @@ def detail_value(value: Any) -> str:
 
 
 @register.filter
+def artefact_texts(artefacts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Artefacts as texts with their names; of files in one, each by itself."""
+    texts = []
+    for name, value in artefacts.items():
+        if isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
+            texts += [(f"{words(name)}: {text.plain(key)}", part) for key, part in value.items()]
+        else:
+            texts.append((words(name), detail_value(value)))
+    return texts
+
+
+@register.filter
+def patch_parts(value: str) -> list[tuple[str, str]]:
+    """A patch as (added, removed, place or nothing, lines in a row of that kind)."""
+    lines = text.plain(value).splitlines(keepends=True)
+    return [(kind, "".join(same)) for kind, same in itertools.groupby(lines, key=_patch_kind)]
+
+
+def _patch_kind(line: str) -> str:
+    if line.startswith(("+++", "---", "diff ", "index ")):
+        return ""
+    return {"+": "added", "-": "removed", "@": "place"}.get(line[:1], "")
+
+
+@register.filter
 def tiny_reward(value: float) -> str:
     """A reward in at most three characters: 1, 0, .5, .33, -1."""
     digits = f"{abs(value):.2f}".rstrip("0").rstrip(".")

@@ -165,3 +165,17 @@ class TestPage:
         assert "key &lt;b&gt;ci&lt;/b&gt;" in page
         assert "none yet" in page
         assert "10 m 00 s after the last sign: until" in page
+
+
+def test_what_a_program_left_behind_can_be_read(world: WebWorld, owner: Client) -> None:
+    rollout = rollout_of(world, START)
+    patch = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old <b>\n+new\n same\n"
+    left = {"exit_code": 1, "output": "Traceback\n\x1b[31mboom\x1b[0m", "files": {"out_1.txt": "a\nb"}, "patch": patch}
+    Rollout.objects.filter(pk=rollout.pk).update(artefacts=left)
+    assert f'<a href="/rollouts/{rollout.pk}/reward/#artefacts">' in text(owner, f"/rollouts/{rollout.pk}/")
+    page = owner.get(f"/rollouts/{rollout.pk}/reward/").content.decode()
+    assert "<dt>exit code</dt>" in page
+    assert "Traceback\nboom</pre>" in page
+    assert "<dt>files: out_1.txt</dt>" in page
+    assert '<span class="patch-removed">-old &lt;b&gt;\n</span><span class="patch-added">+new\n</span> same' in page
+    assert "--- a/x.py\n+++ b/x.py\n<span" in page
