@@ -33,7 +33,8 @@ import json
 from rollouts.models import Project
 from rollouts.services import registry, servers
 project = Project.objects.create(name="alpha")
-servers.register_server(project=project, url={url!r}, policy="tiny")
+servers.register_server(project=project, url={scripted!r}, policy="scripted")
+servers.register_server(project=project, url={real!r}, policy="real")
 for name, handler, config in json.loads({environments!r}):
     registry.create_environment(project=project, name=name, handler=handler, config=config)
 """
@@ -41,7 +42,8 @@ SUBMIT = """
 import json
 from rollouts.models import Project
 from rollouts.services import submit
-run = submit.create_run(project=Project.objects.get(), name="run", policy="tiny", settings={{}})
+settings = {{"sampling": {{"max_tokens": 64 if {policy!r} == "real" else 400}}}}
+run = submit.create_run(project=Project.objects.get(), name="run", policy={policy!r}, settings=settings)
 groups = [submit.GroupRequest(n=1, environment={environment!r}, payload=json.loads({payload!r}))]
 submit.submit_groups(run=run, groups=groups)
 print(json.dumps(str(run.id)))
@@ -70,7 +72,7 @@ def model() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Platform]:
+def platform(tmp_path_factory: pytest.TempPathFactory, model: str, vllm_url: str) -> Iterator[Platform]:
     """With the guide's images, and an environment of each handler."""
     agent = {"command": "/opt/agent/bin/python /tmp/prorl/agent.py", "files": {"agent.py": blocks("python")[0]}}
     environments = [
@@ -78,6 +80,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[P
         ("mini-text", "mini-swe-agent", CONFIG | {"text_based": True}),
         ("openhands", "openhands-sdk", CONFIG),
         ("own", "command", CONFIG | agent),
+        ("mini-of-three-calls", "mini-swe-agent", CONFIG | {"max_calls": 3}),
     ]
     folder = tmp_path_factory.mktemp("harnesses") / "platform"
     with open_folder() as images, running_platform(folder, image_dir=images) as running:
@@ -87,15 +90,16 @@ def platform(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[P
         ended = "SELECT state IN ('ready', 'failed') FROM sandboxes_image WHERE name = 'agents'"
         running.wait_for(lambda: running.value(ended), "the image of the agents", timeout=BUILD_SECONDS)
         assert running.value("SELECT error FROM sandboxes_image WHERE name = 'agents'") == ""
-        running.manage("shell", "--no-imports", "-c", SETUP.format(url=model, environments=json.dumps(environments)))
+        setup = SETUP.format(scripted=model, real=vllm_url, environments=json.dumps(environments))
+        running.manage("shell", "--no-imports", "-c", setup)
         yield running
 
 
-def play(platform: Platform, environment: str, *replies: str) -> dict[str, Any]:
-    """Let the model give these replies to the guide's task; the rollout's row when it has ended."""
+def play(platform: Platform, environment: str, *replies: str, policy: str = "scripted") -> dict[str, Any]:
+    """Let the scripted model give these replies to the guide's task; the rollout's row when it has ended."""
     script = "".join(f"[[reply{turn}:{reply}]]" for turn, reply in enumerate(replies, start=1))
     payload = json.dumps(TASK | {"instruction": f"{TASK['instruction']} {script}"})
-    run = platform.shell(SUBMIT.format(environment=environment, payload=payload))
+    run = platform.shell(SUBMIT.format(environment=environment, payload=payload, policy=policy))
     platform.wait_until_all_finished(timeout=300)
     return platform.rows("SELECT * FROM rollouts_rollout WHERE run_id = %s", run)[0]
 
@@ -136,3 +140,18 @@ def test_the_guides_own_agent(platform: Platform):
     rollout = play(platform, "own", f"```bash\n{FIX}\n```", "DONE")
     check(platform, rollout, calls=2, tools=[])
     assert rollout["artefacts"]["answer"] == "DONE\n"
+
+
+def test_with_a_real_model_that_knows_nothing(platform: Platform):
+    """The tiny model of vLLM says anything at all; that is data."""
+    rollout = play(platform, "mini-of-three-calls", policy="real")
+    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], platform.tails())
+    assert rollout["termination_cause"] in ("max_turns", "context_overflow", "completed")
+    assert rollout["turns"] >= 1
+    assert "0 wrong" in platform.manage("check_tokens", "--run", str(rollout["run_id"]))
+
+
+def test_a_prompt_that_is_longer_than_a_real_models_context(platform: Platform):
+    rollout = play(platform, "openhands", policy="real")
+    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], platform.tails())
+    assert rollout["termination_cause"] == "context_overflow"
