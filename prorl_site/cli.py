@@ -71,6 +71,12 @@ def rescore(
     _manage("rescore", str(id), "--environment", environment, *(["--only-cause", only_cause] if only_cause else []))
 
 
+@app.command("check-tokens")
+def check_tokens(run: Annotated[UUID | None, typer.Argument(help="Default: all that is stored.")] = None) -> None:
+    """Prove that the stored trajectories are what was sent and sampled. Exit code 1: some are not."""
+    _manage("check_tokens", *(["--run", str(run)] if run else ["--all"]))
+
+
 nodes = typer.Typer(no_args_is_help=True, help="Worker hosts: list them, drain one, let it take part again.")
 app.add_typer(nodes, name="nodes")
 

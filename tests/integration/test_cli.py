@@ -22,6 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
         (["rescore", str(uuid.UUID(int=1))], "prorl: There is no run and no rollout"),
         (["rescore", "abc"], "Invalid value for 'id'"),
         (["nodes", "drain", "gpu-1"], "prorl: There is no node 'gpu-1'"),
+        (["check-tokens", str(uuid.UUID(int=1))], "prorl: there is no run"),
     ],
 )
 def test_refusals(arguments: list[str], said: str) -> None:
@@ -39,6 +40,7 @@ def test_commands_do_what_they_say(domain: Domain) -> None:
         (["nodes", "drain", "gpu-1"], "gpu-1 drains"),
         (["nodes", "list"], "gpu-1"),
         (["prune", "--dry-run"], "0  trajectories would go"),
+        (["check-tokens"], "0 calls checked; attempts: none; 0 wrong"),
     ):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
