@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from rollouts.models import LLMServer, Project
-from rollouts.selectors.registry import servers_of
+from rollouts.selectors.server_rows import fleets, policies_of
 from rollouts.services.errors import Refused
 from rollouts.services.server_health import probe_servers
 from rollouts.services.servers import register_server, remove_server, set_server_state
@@ -49,17 +49,17 @@ class Command(BaseCommand):
             raise CommandError(" ".join([refused.detail, *(line for line in said if refused.detail not in line)])) from None
 
     def _list(self) -> None:
-        rows = [server for project in Project.objects.order_by("name") for server in servers_of(project).order_by("url")]
+        rows = [(row, fleet.policy.name) for fleet in fleets(policies_of(Project.objects.all())) for row in fleet.rows]
         if not rows:
             self.stdout.write("No LLM server is registered: prorl servers register URL POLICY")
             return
-        wide = max(len("server"), *(len(row.url) for row in rows))
+        wide = max(len("server"), *(len(row.server.url) for row, _ in rows))
         self.stdout.write(f"{'server':{wide}}  {'state':10}  {'rollouts':>9}  version  policy")
-        for row in rows:
-            use = f"{row.in_flight}/{row.capacity}"
-            self.stdout.write(f"{row.url:{wide}}  {row.state:10}  {use:>9}  {row.policy_version:>7}  {row.policy.name}")
-            if row.last_error:
-                self.stdout.write(f"{'':{wide}}  {row.last_error}")
+        for row, policy in rows:
+            server, use = row.server, f"{row.in_flight}/{row.server.capacity}"
+            self.stdout.write(f"{server.url:{wide}}  {server.state:10}  {use:>9}  {server.policy_version:>7}  {policy}")
+            if server.last_error:
+                self.stdout.write(f"{'':{wide}}  {server.last_error}")
 
     def _register(self, options: dict[str, Any]) -> None:
         names = ("url", "policy", "model", "policy_version", "capacity", "tokenizer", "tool_format", "max_model_len")
