@@ -7,7 +7,7 @@ import json
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollouts.llm.replies import ReplyPart, ReplyReader, split_reasoning
@@ -176,6 +176,7 @@ FRAGMENTS = st.lists(
 
 
 @given(FRAGMENTS, st.sampled_from(TOOL_FORMATS), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())
+@settings(deadline=None)
 def test_however_a_reply_comes_nothing_is_lost_and_the_same_is_found(text, style, pieces, thinking):
     parts = read(text, style, pieces=pieces, thinking=thinking)
     whole = read(text, style, pieces=[max(1, len(text))], thinking=thinking)
