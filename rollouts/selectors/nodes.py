@@ -45,9 +45,10 @@ class NodeRow(NamedTuple):
     @property
     def state(self) -> str:
         """In one word: absent, drained, draining or working. Workers may also drain by themselves, before they end."""
-        if not self.processes:
+        workers = [process for process in self.processes if process.stage != GATEWAY]
+        if not workers:
             return "absent"
-        ending = all(process.draining_since for process in self.processes)
+        ending = all(process.draining_since for process in workers)
         if self.node.draining(timezone.now()) is Draining.NO and not ending:
             return "working"
         return "draining" if self.held else "drained"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from rollouts.models import Project, Rollout, Session
+from rollouts.models import Project, Rollout
 
 from .rollouts import listed_rollouts
 
@@ -12,8 +12,3 @@ from .rollouts import listed_rollouts
 def sessions_of(project: Project) -> QuerySet[Rollout]:
     """Each with its `session`."""
     return listed_rollouts().select_related("session").filter(session__project=project)
-
-
-def session_of(rollout: Rollout) -> Session | None:
-    """None when the rollout is none."""
-    return Session.objects.filter(rollout=rollout).first()

@@ -11,6 +11,7 @@ from django.db.models import Q, QuerySet
 from rollouts.environments import registry
 from rollouts.environments.base import RestoresSandbox
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
+from rollouts.environments.external import EXTERNAL
 from rollouts.lifecycle import TERMINAL, Blame, Cause, OnAgentTimeout, Phase, RescoringState
 from rollouts.models import Environment, Project, Rescoring, Rollout
 
@@ -108,6 +109,8 @@ def _version(project: Project, environment_id: UUID | None) -> Environment | Non
 
 
 def _why_not_with(environment: Environment) -> str:
+    if environment.handler == EXTERNAL:
+        return f"{environment} is for sessions, which are rewarded by whoever runs their agents."
     try:
         handler = registry.get(environment.handler)
     except (UnknownEnvironment, BrokenEnvironment) as error:

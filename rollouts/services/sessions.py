@@ -89,9 +89,12 @@ def open_session(
 
 
 def new_key(*, session: Session) -> str:
-    """Another key for a session; the one before stops working. For an opener whose answer was lost on its way."""
+    """Another key for a session; the one before stops working. For an opener whose answer was lost on its way.
+
+    A process that serves it under the old key already is asked to let go of it.
+    """
     key_id, key = _new_key()
-    Session.objects.filter(pk=session.pk).update(key_id=key_id, key_sha256=digest(key))
+    Session.objects.filter(pk=session.pk).update(key_id=key_id, key_sha256=digest(key), wanted_at=Now())
     return key
 
 

@@ -117,12 +117,22 @@ class GatewaySessions:
             await self._drop(rollout_id, SessionClosed(ended) if ended else SessionMoved(_MOVED))
         if owner is None:
             return
-        if called := [id_ for id_, served in self._served.items() if served.has_called or not served.session.is_idle]:
-            for id_ in called:
-                self._served[id_].has_called = False
-            await self._database.call(note_calls, rollout_ids=called, owner=owner)
+        await self._note_calls(owner)
         if present and (wanted := await self._database.call(wanted_sessions, owner=owner)):
             await self._give_away([id_ for id_ in wanted if self._is_settled(id_)], owner)
+
+    async def _note_calls(self, owner: UUID) -> None:
+        called = {id_: served for id_, served in self._served.items() if served.has_called or not served.session.is_idle}
+        if not called:
+            return
+        for served in called.values():
+            served.has_called = False
+        try:
+            await self._database.call(note_calls, rollout_ids=list(called), owner=owner)
+        except (OperationalError, InterfaceError):
+            for served in called.values():
+                served.has_called = True  # to be noted with the next beat
+            raise
 
     @property
     def known(self) -> frozenset[UUID]:
