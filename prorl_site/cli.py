@@ -151,7 +151,7 @@ app.add_typer(images, name="images")
 @images.command("register")
 def register_image(
     name: str,
-    kind: Annotated[str, typer.Argument(help="docker_archive, oci, sif, definition, tarball, debian or python.")],
+    kind: Annotated[str, typer.Argument(help="docker_archive, oci, sif, definition, tarball, debian, python or virtualenv.")],
     source: Annotated[str, typer.Argument(help='Its settings as JSON, such as {"suite": "bookworm"}.')],
     format: str = typer.Option("directory", help="In which form it is kept: directory or sif."),
 ) -> None:
