@@ -45,7 +45,7 @@ def token_list(answer: dict[str, Any], key: str) -> list[int]:
 def _token_ids(value: Any) -> list[int]:
     if value is None:
         return []
-    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int} or min(value, default=0) < 0:
         raise ModelError("the answer's token ids are not a list of natural numbers", retryable=True)
     return value
 
@@ -56,6 +56,6 @@ def _logprobs(value: Any, count: int) -> list[float] | None:
     if not isinstance(values, list):
         return None
     present = [v for v in values if isinstance(v, int | float)]
-    if not all(math.isfinite(v) for v in present):
+    if not all(map(math.isfinite, present)):
         raise ModelError("the server answered with a logprob that is not finite", retryable=True)
     return [float(v) for v in present] if count and len(present) == len(values) == count else None

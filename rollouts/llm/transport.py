@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
+import orjson
 
 from rollouts.llm.errors import ModelError
 
@@ -139,7 +140,10 @@ class _TryAgain(Exception):
 
 
 def _payload(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
+    try:
+        return orjson.dumps(body)  # prompts are long lists of ids: a tenth of the time of `json`
+    except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits
+        return json.dumps(body, separators=(",", ":")).encode()
 
 
 async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
@@ -167,9 +171,16 @@ async def _events(response: aiohttp.ClientResponse, url: str) -> AsyncIterator[d
     raise ModelError(f"{url} ended its answer before the end", retryable=True, status=response.status)
 
 
+def _parsed(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except ValueError:  # also NaN, which servers do write, and whose place is to be told
+        return json.loads(raw)
+
+
 def _json_object(raw: bytes, url: str) -> dict[str, Any]:
     try:
-        answer = json.loads(raw)
+        answer = _parsed(raw)
     except ValueError as exc:
         raise ModelError(f"{url} answered with something that is not JSON", retryable=True, status=200) from exc
     if not isinstance(answer, dict):
