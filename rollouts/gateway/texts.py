@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import string
 from collections.abc import Sequence
 
 from rollouts.gateway.replies import CallDelta, CallOut, Event, ReasoningDelta, TextDelta, Told
@@ -10,6 +11,9 @@ from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.replies import REASONING_START, ReplyPart, ReplyReader
 from rollouts.llm.toolformats import ToolFormat, partial_end
 from rollouts.llm.turns import REASONING_END
+
+_CALL_ID_CHARACTERS = string.ascii_letters + string.digits
+_CALL_ID_LENGTH = 9  # Mistral's templates refuse any other
 
 
 class Telling:
@@ -56,7 +60,7 @@ class Telling:
             parts += self._reader.finish()
         for part in parts:
             if part.call is not None:
-                self._call(CallOut(f"call_{secrets.token_hex(12)}", part.call.name, part.call.arguments))
+                self._call(CallOut(_new_call_id(), part.call.name, part.call.arguments))
             elif part.kind == "reasoning":
                 self._think(part.text)
             else:
@@ -98,3 +102,7 @@ def take_apart(text: str, request: ModelRequest, stops: Sequence[str], tool_form
     """A whole text at once."""
     thinking = REASONING_END in text and not text.lstrip().startswith(REASONING_START)
     return Telling(request, stops, tool_format, thinking=thinking).end(text)[0]
+
+
+def _new_call_id() -> str:
+    return "".join(secrets.choice(_CALL_ID_CHARACTERS) for _ in range(_CALL_ID_LENGTH))

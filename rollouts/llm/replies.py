@@ -107,12 +107,3 @@ class ReplyReader:
         self._looked_at = 0
         self._alone = self._alone and (kind != "text" or not taken.strip(" \n\t;"))
         return ReplyPart(kind, taken)
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """A whole reply's reasoning, without its tags, and the rest. The opening tag may have stood in the prompt."""
-    before, closed, rest = text.rpartition(REASONING_END)
-    if not closed:
-        opened = text.lstrip().startswith(REASONING_START)
-        return (text.lstrip().removeprefix(REASONING_START).strip(), "") if opened else ("", text)
-    return before.strip().removeprefix(REASONING_START).strip(), rest

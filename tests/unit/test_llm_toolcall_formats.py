@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.llm.replies import ReplyPart, ReplyReader, split_reasoning
+from rollouts.llm.replies import ReplyPart, ReplyReader
 from rollouts.llm.toolcalls import parse_reply
 from rollouts.llm.toolformats import TOOL_FORMATS, describe_tools, tool_format
 
@@ -94,13 +94,10 @@ def test_text_goes_out_before_a_call_and_the_beginning_of_a_tag_is_held_back():
 def test_reasoning_is_told_apart_while_it_comes(text, thinking):
     parts = read(text, "hermes", thinking=thinking)
     assert merged(parts) == [("reasoning", text[: text.index("</think>") + 8]), ("text", text[text.index("</think>") + 8 :])]
-    assert split_reasoning(text) == ("hm", text[text.index("</think>") + 8 :])
 
 
 def test_reasoning_that_does_not_end_is_all_there_is():
     assert merged(read("<think>on and on <tool_call>", "hermes")) == [("reasoning", "<think>on and on <tool_call>")]
-    assert split_reasoning("<think>on and on") == ("on and on", "")
-    assert split_reasoning("no reasoning") == ("", "no reasoning")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _read_reply(content: Fields, number: int) -> ChatMessage:
         if call := part.object("functionCall"):
             call.object("args")
             function = {"name": call.text("name"), "arguments": call.raw("args") or {}}
-            calls.append({"id": call.text("id") or f"call_{number}_{len(calls)}", "type": "function", "function": function})
+            calls.append({"id": call.text("id") or f"c{number:05}{len(calls):03}", "type": "function", "function": function})
         else:
             (thoughts if part.flag("thought") else texts).append(_text_of(part))
     message: ChatMessage = {"role": "assistant", "content": "".join(texts)}

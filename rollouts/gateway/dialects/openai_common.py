@@ -52,7 +52,7 @@ def write_arguments(call: CallOut) -> str:
 def call_item(call: CallOut) -> dict[str, Any]:
     """A call as an item of a response."""
     return {
-        "id": call.id.replace("call_", "fc_"),
+        "id": f"fc_{call.id}",
         "type": "function_call",
         "call_id": call.id,
         "name": call.name,
