@@ -144,6 +144,42 @@ _act_on_server("probe", "Look at a server now.")
 _act_on_server("remove", "Forget a server. Rollouts on it go on at another one.")
 
 
+policies = typer.Typer(no_args_is_help=True, help="Policies: list them and their versions, announce new weights.")
+app.add_typer(policies, name="policies")
+
+
+@policies.command("list")
+def list_policies() -> None:
+    """All policies with their versions."""
+    _manage("policies", "list")
+
+
+@policies.command("versions")
+def list_versions(policy: Annotated[str, typer.Argument(help="NAME or PROJECT/NAME.")]) -> None:
+    """The newest announcements, and what became of them on each server."""
+    _manage("policies", "versions", policy)
+
+
+@policies.command("announce")
+def announce_version(
+    policy: Annotated[str, typer.Argument(help="NAME or PROJECT/NAME.")],
+    version: Annotated[int, typer.Argument(help="Higher than all before.")],
+    path: str = typer.Option("", help="A checkpoint that all servers can read; without it you put the weights in place."),
+    lora: str = typer.Option("", help="The path is a LoRA adapter, asked for by this name."),
+    mode: str = typer.Option("drain", help="Replies under way: drain, continue or abort."),
+    no_wait: bool = typer.Option(False, "--no-wait", help="Only announce it."),
+) -> None:
+    """Have all servers of a policy load new weights. Exit code 1: none did."""
+    given = [part for name, value in (("--path", path), ("--lora", lora)) if value for part in (name, value)]
+    _manage("policies", "announce", policy, str(version), "--mode", mode, *given, *(["--no-wait"] if no_wait else []))
+
+
+@policies.command("loaded")
+def weights_in_place(policy: str, version: int) -> None:
+    """Say that weights which you put in place yourself are there."""
+    _manage("policies", "loaded", policy, str(version))
+
+
 images = typer.Typer(no_args_is_help=True, help="Images that sandboxes start from: register, build, list, verify, prune.")
 app.add_typer(images, name="images")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 from uuid import UUID
 
@@ -12,7 +13,6 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import Q
 from django.db.models.functions import Coalesce, Greatest, Now
-from psycopg.types.json import Jsonb
 
 from rollouts.lifecycle import Cause, Phase, Stage, State, Termination
 from rollouts.llm.engines.sources import LoraSource, parse_source
@@ -90,7 +90,7 @@ def note(announcement_id: UUID, server_id: UUID, state: str, *, error: str = "",
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE rollouts_policyversion SET report = report || jsonb_build_object(%s::text, %s::jsonb) WHERE id = %s",
-            [str(server_id), Jsonb(entry), announcement_id],
+            [str(server_id), json.dumps(entry), announcement_id],
         )
 
 

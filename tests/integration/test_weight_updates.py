@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from django.conf import LazySettings
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
@@ -346,3 +347,23 @@ def fleet_update_with_quiet(fleet: Fleet, servers: list[Any]) -> PolicyVersion:
         WorkerProcess.objects.update(quiet_servers=servers)
     announcement.refresh_from_db()
     return announcement
+
+
+def test_the_command_announces_and_waits(fleet: Fleet, beside, capsys: pytest.CaptureFixture[str]):
+    announcing = beside(call_command, "policies", "announce", "tiny", "1", "--path", "/weights/1")
+    until(PolicyVersion.objects.exists)
+    carry_out(fleet.domain.policy.pk)
+    announcing.result(20)
+    call_command("policies", "announce", "alpha/tiny", "2", "--no-wait")
+    carry_out(fleet.domain.policy.pk)
+    call_command("policies", "loaded", "tiny", "2")
+    call_command("policies", "list")
+    call_command("policies", "versions", "tiny")
+    said = capsys.readouterr().out
+    assert "version 1  live  drain  path" in said
+    assert "version 2  live  drain  external" in said
+    assert "tiny  version 2  project alpha" in said
+    with pytest.raises(CommandError, match="announced before, and differently"):
+        call_command("policies", "announce", "tiny", "1", "--mode", "abort", "--no-wait")
+    with pytest.raises(CommandError, match="no policy 'none'"):
+        call_command("policies", "versions", "none")
