@@ -74,13 +74,13 @@ async def _no_such_path(request: Request, exc: Exception) -> Response:
 
 def _model(name: str) -> Mapping[str, Any]:
     """With the fields of OpenAI's and of Anthropic's APIs, in which it has the same path."""
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "prorl", "type": "model"}
+    model: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "prorl", "type": "model"}
     return model | {"display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _models(name: str) -> Mapping[str, Any]:
-    openai = {"object": "list", "data": [_model(name)]}
-    return openai | {"has_more": False, "first_id": name, "last_id": name} | _google_models(name)
+    pages = {"has_more": False, "first_id": name, "last_id": name}
+    return {"object": "list", "data": [_model(name)], **pages, **_google_models(name)}
 
 
 def _google_models(name: str) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollouts.gateway.branches import Branches, Key, Point, key_of_ids, keys_of
 from rollouts.gateway.prompts import in_words
@@ -78,6 +78,11 @@ class Planner:
     def tool_format(self, plan: Plan) -> ToolFormat:
         """How the model writes calls in reply: in its own way, unless it was told another."""
         return tool_format(self._route.server.tool_format) if plan.shown else HERMES
+
+    def hand_over(self, plan: Plan) -> Plan:
+        """The same for whoever stores the call: `release` of `plan` does nothing any more, only that of the other."""
+        handed, plan.segment = replace(plan), None
+        return handed
 
     def release(self, plan: Plan) -> None:
         """The call is stored, or came to nothing."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollouts.engine.records import MessageRecord, ToolCallRecord
 from rollouts.gateway.branches import Point
+from rollouts.gateway.replies import CallOut
 from rollouts.llm.types import ChatMessage
 
 
@@ -47,6 +48,22 @@ def tool_call_records(point: Point, reply: ChatMessage, results: Sequence[ChatMe
         for index, call in enumerate(reply.get("tool_calls", ()))
         if call["id"] in outputs
     ]
+
+
+def unanswered_record(turn: int, index: int, call: CallOut) -> ToolCallRecord:
+    """A call of which the agent has not told yet what came of it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return ToolCallRecord(
+        turn=turn,
+        index=index,
+        name=call.name,
+        arguments=dict(call.arguments),
+        raw=json.dumps(function, ensure_ascii=False),
+        output="",
+        started_at=time.time(),
+        duration=0.0,
+        error="the agent never told what came of it",
+    )
 
 
 def _as_object(arguments: Any) -> dict[str, Any]:

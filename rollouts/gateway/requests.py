@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rollouts.llm.types import ChatMessage, Sampling
 
@@ -26,16 +26,6 @@ class FunctionTool(NamedTuple):
         """As chat templates take it: OpenAI's shape."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-class ToolChoice(NamedTuple):
-    """Whether the model may, must or must not call tools; `name` when it must call that one."""
-
-    mode: Literal["auto", "none", "required"] = "auto"
-    name: str = ""
-
-
-AUTO = ToolChoice()
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ class ModelRequest:
     messages: tuple[ChatMessage, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[FunctionTool, ...] = ()
-    tool_choice: ToolChoice = AUTO
+    may_call: bool = True  # tools: else the model is told of them, but what it writes is text
     parallel_calls: bool = True  # False: only the first call of a reply is given to the agent
     wishes: Wishes = field(default_factory=Wishes)
     n: int = 1

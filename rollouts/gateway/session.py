@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -12,9 +13,9 @@ from typing import Any, TypeVar
 from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import MessageRecord, Recorder, ToolCallRecord, TurnRecord
 from rollouts.gateway.branches import Branches, Point, Prompt, keys_of
-from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed
+from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed, SessionMoved
 from rollouts.gateway.planning import Plan, Planner
-from rollouts.gateway.recording import message_records, tool_call_records
+from rollouts.gateway.recording import message_records, tool_call_records, unanswered_record
 from rollouts.gateway.replies import Event, Finished, Reply, Told
 from rollouts.gateway.requests import ModelRequest
 from rollouts.gateway.texts import Telling, take_apart
@@ -76,6 +77,7 @@ class AgentSession:
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed: SessionClosed | None = None
         self._thinking: bool | None = None
+        self._unanswered: dict[tuple[int, int], ToolCallRecord] = {}  # by turn and index
 
     def restore(self, calls: Sequence[ModelCallRecord], *, next_message: int) -> None:
         """Go on from stored calls, in order of their turns. `next_message` is the first index that no message has.
@@ -129,12 +131,18 @@ class AgentSession:
             await _ended(task)
 
     async def close(self, why: SessionClosed | None = None) -> None:
-        """End the calls that are under way and take no more. Waits for what is being stored. Idempotent."""
-        self._closed = self._closed or why or SessionClosed(_ENDED)
+        """End the calls that are under way and take no more. Waits for what is being stored. Idempotent.
+
+        Tool calls whose results never came are stored without, unless another process goes on with the session.
+        """
+        is_first, self._closed = self._closed is None, self._closed or why or SessionClosed(_ENDED)
         for task in self._under_way:
             task.cancel()
         while pending := self._under_way | self._writes:
             await asyncio.wait(pending)
+        if is_first and self._unanswered and not isinstance(why, SessionMoved):
+            with contextlib.suppress(Exception):  # those who ended it may have stored its end already
+                await self._recorder.turn(TurnRecord(self._next_turn, tool_calls=list(self._unanswered.values())))
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """A task of its own for each call, so that `close` can end it."""
@@ -178,7 +186,7 @@ class AgentSession:
                 told = take_apart(sampled.completion.text, request, sampling.stop, self._planner.tool_format(plan))
             else:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
-            reply = await self._finished(self._store(request, plan, sampling, sampled, told))
+            reply = await self._finished(self._store(request, self._planner.hand_over(plan), sampling, sampled, told))
         except ContextOverflow as exc:
             self.overflows += 1
             overflow = Overflow(len(plan.prompt_ids), self._route.server.max_model_len)
@@ -214,7 +222,7 @@ class AgentSession:
         except asyncio.CancelledError:
             if ids := [token for piece in pieces for token in piece.token_ids]:
                 cut = self._cut_off(pieces, ids, time.monotonic() - started)
-                await self._finished(self._store(request, plan, sampling, cut, None))
+                await self._finished(self._store(request, self._planner.hand_over(plan), sampling, cut, None))
             raise
         told, rest = telling.end(sampled.completion.text)
         for event in rest:
@@ -250,38 +258,48 @@ class AgentSession:
 
     async def _store(self, request: ModelRequest, plan: Plan, sampling: Sampling, sampled: Sampled, told: Told | None) -> Reply:
         """Record a call and take it into the tree. Nothing can go on from one of which nothing was `told`."""
+        try:
+            async with self._recording:
+                record = self._record_of(request, plan, sampling, sampled, told)
+                await self._record(request, plan, record)
+                self._branches.saw(plan.keys, record.segment)
+                self._grow(record, plan.point.reasoned if plan.point else "")
+                for index, call in enumerate(told.calls if told else ()):
+                    self._unanswered[record.turn, index] = unanswered_record(record.turn, index, call)
+        finally:
+            self._planner.release(plan)
+        return Reply(told or Told(), record)
+
+    def _record_of(
+        self, request: ModelRequest, plan: Plan, sampling: Sampling, sampled: Sampled, told: Told | None
+    ) -> ModelCallRecord:
         completion, server, spans = sampled
         reply_key = keys_of([told.message()], plan.keys[-1])[-1] if told and request.prompt is None else ""
-        async with self._recording:
-            segment, cause, parent = plan.segment, "", None
-            if segment is None:
-                segment = len(self._branches.buffer.segments)
-                cause, parent = self._planner.why_new(request, plan)
-            record = ModelCallRecord(
-                turn=self._next_turn,
-                segment=segment,
-                context_ids=plan.context_ids,
-                sampled_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                prompt_tokens=len(plan.prompt_ids),
-                policy=server.policy,
-                policy_version=spans[0].version if spans else server.policy_version,
-                server_id=server.server_id,
-                latency=completion.latency,
-                sampling=asdict(sampling) | {"stop": list(sampling.stop)},
-                policy_version_last=spans[-1].version if spans else None,
-                version_spans=spans if len(spans) > 1 else (),
-                opened_by=cause,
-                parent_segment=parent,
-                dialect=request.dialect,
-                conversation_key=" ".join((plan.offer, plan.keys[-1], reply_key)),
-            )
-            await self._record(request, plan, record)
-            self._branches.saw(plan.keys, segment)
-            self._grow(record, plan.point.reasoned if plan.point else "")
-        return Reply(told or Told(), record)
+        segment, cause, parent = plan.segment, "", None
+        if segment is None:
+            segment = len(self._branches.buffer.segments)
+            cause, parent = self._planner.why_new(request, plan)
+        return ModelCallRecord(
+            turn=self._next_turn,
+            segment=segment,
+            context_ids=plan.context_ids,
+            sampled_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=len(plan.prompt_ids),
+            policy=server.policy,
+            policy_version=spans[0].version if spans else server.policy_version,
+            server_id=server.server_id,
+            latency=completion.latency,
+            sampling=asdict(sampling) | {"stop": list(sampling.stop)},
+            policy_version_last=spans[-1].version if spans else None,
+            version_spans=spans if len(spans) > 1 else (),
+            opened_by=cause,
+            parent_segment=parent,
+            dialect=request.dialect,
+            conversation_key=" ".join((plan.offer, plan.keys[-1], reply_key)),
+        )
 
     async def _record(self, request: ModelRequest, plan: Plan, call: ModelCallRecord) -> None:
         """Store a call with the messages that nobody has stored yet, and the results that they bring."""
@@ -297,8 +315,15 @@ class AgentSession:
         if plan.point is not None:
             brought = request.messages[max(known, plan.answered) :]
             results = tool_call_records(plan.point, request.messages[plan.answered - 1], brought)
+        await self._write(TurnRecord(call.turn, messages, call, results))
+        self._next_turn += 1
+        self._next_message = first + len(messages)
+        for result in results:
+            self._unanswered.pop((result.turn, result.index), None)
+
+    async def _write(self, record: TurnRecord) -> None:
         try:
-            await self._recorder.turn(TurnRecord(call.turn, messages, call, results))
+            await self._recorder.turn(record)
         except AttemptSuperseded as exc:
             self._closed = self._closed or SessionClosed("the session has been ended or taken over")
             raise self._closed from exc
@@ -306,8 +331,6 @@ class AgentSession:
             # Whether it is stored is not known, so nothing may follow it.
             self._closed = self._closed or SessionClosed("a call of this session could not be stored")
             raise
-        self._next_turn += 1
-        self._next_message = first + len(messages)
 
     def _grow(self, call: ModelCallRecord, reasoned: str) -> None:
         """Take a stored call into the tree. `reasoned` is a reply before it that contains reasoning."""

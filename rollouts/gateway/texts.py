@@ -25,7 +25,7 @@ class Telling:
 
     def __init__(self, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat, *, thinking: bool = False) -> None:
         self._is_raw = request.prompt is not None  # text without a structure
-        may_call = bool(request.tools) and request.tool_choice.mode != "none"
+        may_call = bool(request.tools) and request.may_call
         schemas = {tool.name: tool.parameters for tool in request.tools}
         self._reader = ReplyReader(tool_format if may_call else None, thinking=thinking, schemas=schemas)
         self._max_calls = None if request.parallel_calls else 1

@@ -185,6 +185,42 @@ async def test_closing_ends_what_is_under_way_and_takes_no_more(gateway, server)
     assert gateway.memory.records == []
 
 
+async def test_what_came_of_a_call_is_unknown_where_the_agent_ends_with_it(gateway):
+    agent = Agent(gateway.session, f"[[reply:{calls('ls')}]][[reply2:{calls('submit')}]]")
+    await agent.ask(tools=(TOOL,))
+    result: ChatMessage = {"role": "tool", "content": "a b", "tool_call_id": agent.messages[-1]["tool_calls"][0]["id"]}
+    await agent.ask(result, tools=(TOOL,))
+    await gateway.session.close()
+    assert [(c.turn, c.arguments["command"], c.output, bool(c.error)) for c in gateway.memory.tool_calls] == [
+        *[(0, "ls", "a b", False), (1, "submit", "", True)]
+    ]
+
+
+async def test_a_client_that_goes_away_while_its_reply_is_stored_spoils_nothing(server):
+    class Slow(Memory):
+        async def turn(self, record: TurnRecord) -> None:
+            entered.set()
+            await go_on.wait()
+            await super().turn(record)
+
+    entered, go_on, memory = asyncio.Event(), asyncio.Event(), Slow()
+    async with serve(server, recorder=memory) as gateway:
+        agent = Agent(gateway.session, "[[reply:one]][[reply2:two]][[reply3:three]]")
+        go_on.set()
+        await agent.ask()
+        go_on.clear()
+        entered.clear()
+        leaving = asyncio.create_task(gateway.session.reply(request(*agent.messages, said("user", "more"))))
+        await entered.wait()
+        leaving.cancel()
+        waiting = asyncio.create_task(agent.ask(said("user", "other")))
+        go_on.set()
+        await waiting
+        await gateway.session.close()
+    assert [c.segment for c in memory.calls] == [0, 0, 1]
+    memory.validated()
+
+
 async def test_an_attempt_that_is_over_closes_its_session(server):
     class Superseded(Memory):
         async def turn(self, record: TurnRecord) -> None:

@@ -10,7 +10,7 @@ from rollouts.gateway.dialects.base import Part, Remembered, sse
 from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import CallDelta, Finished, ReasoningDelta, Reply, TextDelta
-from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
 
 _KNOWN = {
@@ -63,7 +63,7 @@ class AnthropicMessages:
             model=body.text("model"),
             messages=tuple(messages),
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
-            tool_choice=_read_choice(choice),
+            may_call=_read_may_call(choice),
             parallel_calls=choice is None or not choice.flag("disable_parallel_tool_use"),
             wishes=Wishes(
                 max_tokens=body.integer("max_tokens", 1, 2**31),
@@ -210,19 +210,11 @@ def _read_tool(fields: Fields) -> FunctionTool:
     return FunctionTool(name, fields.text("description"), fields.raw("input_schema"))
 
 
-def _read_choice(fields: Fields | None) -> ToolChoice:
-    if fields is None:
-        return AUTO
-    match fields.text("type"):
-        case "auto":
-            return AUTO
-        case "none":
-            return ToolChoice("none")
-        case "any":
-            return ToolChoice("required")
-        case "tool":
-            return ToolChoice("required", fields.text("name"))
-    raise fields.refuse("type", "must be auto, none, any or tool")
+def _read_may_call(choice: Fields | None) -> bool:
+    kind = choice.text("type") if choice else "auto"
+    if choice and kind not in ("auto", "none"):
+        raise choice.refuse("type", "only auto and none are supported")
+    return kind == "auto"
 
 
 def _head(request: ModelRequest) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rollouts.gateway.dialects.base import Part, Remembered, sse
 from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import CallDelta, CallOut, Event, Finished, ReasoningDelta, Reply, TextDelta
-from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
 
 _KNOWN = {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig"}
@@ -61,7 +61,7 @@ class GoogleGenerate:
             model=model,
             messages=tuple(messages),
             tools=tuple(function for tool in body.objects("tools") for function in _read_tools(tool)),
-            tool_choice=_read_choice(body.object("toolConfig")),
+            may_call=_read_may_call(body.object("toolConfig")),
             wishes=Wishes(
                 max_tokens=sampling.integer("maxOutputTokens", 1, 2**31),
                 temperature=sampling.number("temperature", 0, 2),
@@ -203,21 +203,12 @@ def _json_schema(value: Any) -> Any:
     return {k: v.lower() if k == "type" and isinstance(v, str) else _json_schema(v) for k, v in value.items()}
 
 
-def _read_choice(config: Fields | None) -> ToolChoice:
+def _read_may_call(config: Fields | None) -> bool:
     calling = config.object("functionCallingConfig") if config else None
-    if calling is None:
-        return AUTO
-    match calling.text("mode", "AUTO"):
-        case "AUTO" | "MODE_UNSPECIFIED":
-            return AUTO
-        case "NONE":
-            return ToolChoice("none")
-        case "ANY":
-            names = calling.texts("allowedFunctionNames", limit=128)
-            if len(names) > 1:
-                raise calling.refuse("allowedFunctionNames", "at most one name is supported")
-            return ToolChoice("required", *names)
-    raise calling.refuse("mode", "must be AUTO, ANY or NONE")
+    mode = calling.text("mode", "AUTO") if calling else "AUTO"
+    if calling and mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
+        raise calling.refuse("mode", "only AUTO and NONE are supported")
+    return mode != "NONE"
 
 
 def _head(request: ModelRequest) -> dict[str, Any]:

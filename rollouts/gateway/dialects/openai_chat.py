@@ -7,11 +7,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from rollouts.gateway.dialects.base import Part, Remembered, sse
-from rollouts.gateway.dialects.openai_common import error_body, read_arguments, read_function, usage, write_arguments
+from rollouts.gateway.dialects.openai_common import (
+    error_body,
+    read_arguments,
+    read_function,
+    read_may_call,
+    usage,
+    write_arguments,
+)
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import CallDelta, CallOut, Finished, ReasoningDelta, Reply, TextDelta
-from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
 
 MAX_CHOICES = 64
@@ -50,7 +57,7 @@ class OpenAIChat:
             model=body.text("model"),
             messages=messages,
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
-            tool_choice=_read_choice(body),
+            may_call=read_may_call(body),
             parallel_calls=body.flag("parallel_tool_calls", True),
             wishes=read_wishes(body, "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"),
             n=body.integer("n", 1, MAX_CHOICES) or 1,
@@ -157,20 +164,6 @@ def _read_tool(fields: Fields) -> FunctionTool:
     if function is None:
         raise fields.refuse("function", "is required")
     return read_function(function)
-
-
-def _read_choice(body: Fields) -> ToolChoice:
-    choice = body.raw("tool_choice")
-    match choice:
-        case None | "auto":
-            return AUTO
-        case "none":
-            return ToolChoice("none")
-        case "required":
-            return ToolChoice("required")
-        case {"type": "function", "function": {"name": str(name)}}:
-            return ToolChoice("required", name)
-    raise body.refuse("tool_choice", "must be auto, none, required or name a function")
 
 
 def _head(request: ModelRequest, kind: str) -> dict[str, Any]:

@@ -61,6 +61,14 @@ def call_item(call: CallOut) -> dict[str, Any]:
     }
 
 
+def read_may_call(body: Fields) -> bool:
+    """Whether the model may call tools. That it must cannot be promised."""
+    choice = body.raw("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise body.refuse("tool_choice", "only auto and none are supported")
+    return choice != "none"
+
+
 def read_function(fields: Fields) -> FunctionTool:
     """A function's name, description and parameters."""
     name = fields.text("name")

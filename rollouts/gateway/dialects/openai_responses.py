@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rollouts.gateway.dialects.base import Part, Remembered, sse
-from rollouts.gateway.dialects.openai_common import call_item, error_body, read_arguments, read_function
+from rollouts.gateway.dialects.openai_common import call_item, error_body, read_arguments, read_function, read_may_call
 from rollouts.gateway.dialects.responses_stream import ResponseStream
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import Reply, Told
-from rollouts.gateway.requests import AUTO, FunctionTool, ModelRequest, ToolChoice, Wishes
+from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
 
 _KNOWN = {
@@ -53,7 +53,7 @@ class OpenAIResponses:
             messages=(*system, *messages),
             remember=tuple(messages),
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
-            tool_choice=_read_choice(body),
+            may_call=read_may_call(body),
             parallel_calls=body.flag("parallel_tool_calls", True),
             wishes=Wishes(
                 max_tokens=body.integer("max_output_tokens", 1, 2**31),
@@ -147,19 +147,6 @@ def _read_tool(fields: Fields) -> FunctionTool:
     return read_function(fields)
 
 
-def _read_choice(body: Fields) -> ToolChoice:
-    match body.raw("tool_choice"):
-        case None | "auto":
-            return AUTO
-        case "none":
-            return ToolChoice("none")
-        case "required":
-            return ToolChoice("required")
-        case {"type": "function", "name": str(name)}:
-            return ToolChoice("required", name)
-    raise body.refuse("tool_choice", "must be auto, none, required or name a function")
-
-
 def _response(request: ModelRequest, reply: Reply | None) -> dict[str, Any]:
     """The response object; without a reply, as it is when it begins."""
     incomplete = None
@@ -180,7 +167,7 @@ def _response(request: ModelRequest, reply: Reply | None) -> dict[str, Any]:
         "parallel_tool_calls": request.parallel_calls,
         "temperature": request.wishes.temperature,
         "top_p": request.wishes.top_p,
-        "tool_choice": request.tool_choice.mode,
+        "tool_choice": "auto" if request.may_call else "none",
         "tools": [{"type": "function", **tool.described()["function"], "strict": False} for tool in request.tools],
         "usage": _usage(reply) if reply else None,
     }
