@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import UUID
 
 import structlog
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rollouts.gateway import create_app
 from rollouts.lifecycle import GATEWAY
 from rollouts.llm.client import ModelClient
-from rollouts.services.lease import announce_drain, deregister_worker, register_worker, renew
+from rollouts.services.lease import Heartbeat, announce_drain, deregister_worker, register_worker, renew
 
 from .database import Database
 from .fleet import FleetView
@@ -40,6 +40,7 @@ class GatewayProcess:
         self._id: UUID | None = None
         self._renewed_at = 0.0
         self._draining = False
+        self._looking: asyncio.Task[None] | None = None
         self._database = Database(patience=settings.LEASE_SECONDS)
         # However long calls wait for the database: the lease does not wait behind them.
         self._lease = Database(patience=settings.LEASE_SECONDS, threads=1)
@@ -76,6 +77,7 @@ class GatewayProcess:
         try:
             await self._server.serve()
         finally:
+            background += [self._looking] if self._looking else []
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
@@ -117,7 +119,7 @@ class GatewayProcess:
 
     async def _renew_once(self) -> None:
         assert self._id is not None  # noqa: S101 - registered before the loop starts
-        known = self._sessions.known
+        known = self._sessions.known()
         beat = await self._lease.call(renew, worker_id=self._id)
         if not beat.alive:
             logger.warning("declared lost; starting over", worker=self._id, sessions=len(known))
@@ -126,7 +128,17 @@ class GatewayProcess:
             await self._register()
             return
         self._renewed_at = asyncio.get_running_loop().time()
-        await self._sessions.look_after(beat.held, known)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_after(beat, known))
+
+    async def _look_after(self, beat: Heartbeat, known: Mapping[UUID, object]) -> None:
+        """Beside the renewals, which must not wait for calls that are still being stored."""
+        try:
+            await self._sessions.look_after(beat.held, known)
+        except OperationalError as error:
+            logger.warning("sessions not looked after; trying again", worker=self._id, error=str(error))
+        except Exception:
+            logger.exception("sessions not looked after; trying again", worker=self._id)
 
     # --- Readiness ---------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ _SETTLED_SECONDS = 0.5
 
 @dataclass
 class _Served:
-    """A session in the memory of this process. `spoilt`: what is in memory may not be what is stored."""
+    """A session in the memory of this process."""
 
     session: AgentSession
     claim: Claim
@@ -78,7 +78,8 @@ class GatewaySessions:
         self._write = Batch(database, record_turns)
         self._served: dict[UUID, _Served] = {}
         self._by_key: dict[bytes, UUID] = {}  # by digest: keys themselves are not kept
-        self._restoring: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+        # Of one session at most one memory exists at a time: it is read once the one before has stored all that it will.
+        self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def find(self, key: str) -> AgentSession | None:
         """Of every call: one that is served here already costs no statement."""
@@ -99,27 +100,30 @@ class GatewaySessions:
         served.found_at = asyncio.get_running_loop().time()
         return served.session
 
-    async def look_after(self, held: Mapping[tuple[UUID, int], Holding], known: frozenset[UUID]) -> None:
-        """After each renewal of the lease: `held` is what the database says, of those that were `known` before it.
+    def known(self) -> Mapping[UUID, object]:
+        """What is served now, for `look_after`."""
+        return dict(self._served)
+
+    async def look_after(self, held: Mapping[tuple[UUID, int], Holding], known: Mapping[UUID, object]) -> None:
+        """After each renewal of the lease: `held` is what the database says, `known` what was served before it was asked.
 
         Ends what was cancelled or has ended, gives away what others ask for, and notes who has called.
         """
         owner = self._owner()
-        cancelled = {key for key, asked in held.items() if asked.cancel_asked}
-        for rollout_id, attempt in cancelled:
-            claim = self._served[rollout_id].claim if rollout_id in self._served else None
-            logger.info("session cancelled", rollout=rollout_id, calls=claim is not None)
+        for rollout_id, attempt in [key for key, asked in held.items() if asked.cancel_asked]:
             await self._drop(rollout_id, SessionClosed("the session was cancelled"))
             await self._database.call(_end_cancelled, rollout_id=rollout_id, attempt=attempt, owner=owner)
         present = {rollout_id for rollout_id, _ in held}
-        for rollout_id in known & set(self._served) - present:
-            ended = await self._database.call(why_closed, rollout_id=rollout_id)
-            await self._drop(rollout_id, SessionClosed(ended) if ended else SessionMoved(_MOVED))
+        for rollout_id, served in known.items():
+            if rollout_id not in present and self._served.get(rollout_id) is served:
+                ended = await self._database.call(why_closed, rollout_id=rollout_id)
+                await self._drop(rollout_id, SessionClosed(ended) if ended else SessionMoved(_MOVED))
         if owner is None:
             return
         await self._note_calls(owner)
         if present and (wanted := await self._database.call(wanted_sessions, owner=owner)):
-            await self._give_away([id_ for id_ in wanted if self._is_settled(id_)], owner)
+            for rollout_id in wanted:
+                await self._give_away(rollout_id, owner)
 
     async def _note_calls(self, owner: UUID) -> None:
         called = {id_: served for id_, served in self._served.items() if served.has_called or not served.session.is_idle}
@@ -133,10 +137,6 @@ class GatewaySessions:
             for served in called.values():
                 served.has_called = True  # to be noted with the next beat
             raise
-
-    @property
-    def known(self) -> frozenset[UUID]:
-        return frozenset(self._served)
 
     async def drop_all(self) -> None:
         """End all calls and forget all sessions; others may serve them."""
@@ -156,8 +156,7 @@ class GatewaySessions:
                 return None
             if found.ended:
                 raise SessionClosed(found.ended)
-            lock = self._restoring.setdefault(found.rollout_id, asyncio.Lock())
-            async with lock:
+            async with self._lock(found.rollout_id):
                 served = await self._take(found.rollout_id)
             if served is not None:
                 return served
@@ -170,7 +169,7 @@ class GatewaySessions:
         served = self._served.get(rollout_id)
         if served is not None and not served.recorder.spoilt:
             return served
-        await self._drop(rollout_id, SessionMoved(_MOVED))  # whatever is under way ends before it is read from the database
+        await self._forget(rollout_id, SessionMoved(_MOVED))
         if (owner := self._owner()) is None:
             raise SessionMoved(_MOVED)
         held = await self._database.call(_hold, rollout_id, owner, self._node)
@@ -211,17 +210,26 @@ class GatewaySessions:
             return True
         return served.session.is_idle and asyncio.get_running_loop().time() - served.found_at > _SETTLED_SECONDS
 
-    async def _give_away(self, ids: list[UUID], owner: UUID) -> None:
-        for rollout_id in ids:
-            await self._drop(rollout_id, SessionMoved(_MOVED))
-        await self._database.call(free_sessions, rollout_ids=ids, owner=owner)
+    async def _give_away(self, rollout_id: UUID, owner: UUID) -> None:
+        async with self._lock(rollout_id):
+            if self._is_settled(rollout_id):
+                await self._forget(rollout_id, SessionMoved(_MOVED))
+                await self._database.call(free_sessions, rollout_ids=[rollout_id], owner=owner)
 
     async def _drop(self, rollout_id: UUID, why: SessionClosed) -> None:
+        async with self._lock(rollout_id):
+            await self._forget(rollout_id, why)
+
+    async def _forget(self, rollout_id: UUID, why: SessionClosed) -> None:
+        """End its calls, and wait for what they still store. Under its lock."""
         served = self._served.pop(rollout_id, None)
         if served is not None:
             for digest in served.digests:
                 self._by_key.pop(digest, None)
             await served.session.close(why)
+
+    def _lock(self, rollout_id: UUID) -> asyncio.Lock:
+        return self._locks.setdefault(rollout_id, asyncio.Lock())
 
 
 class _Recorder:
@@ -234,7 +242,13 @@ class _Recorder:
         self.spoilt = False  # what is in memory may not be what is stored
 
     async def turn(self, record: TurnRecord) -> None:
-        self.spoilt = True  # until this is known to be stored
+        try:
+            await self._store(record)
+        except BaseException:
+            self.spoilt = True
+            raise
+
+    async def _store(self, record: TurnRecord) -> None:
         try:
             record = await without_large_outputs(self._database, record)
             stored = await self._write(TurnWrite(self._claim, record))
@@ -243,7 +257,6 @@ class _Recorder:
         if not stored:
             ended = await self._database.call(why_closed, rollout_id=self._claim.rollout_id)
             raise SessionClosed(ended) if ended else SessionMoved(_MOVED)
-        self.spoilt = False
 
 
 class _Held(NamedTuple):

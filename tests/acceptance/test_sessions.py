@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -23,6 +25,7 @@ from rollouts.models import Project
 from rollouts.services.keys import issue_key
 print(json.dumps(issue_key(project=Project.objects.get(), name="agents", scopes=["submit"]).secret))
 """
+_RUNNING = re.compile(r"^vllm:num_requests_running\S* [1-9]", re.MULTILINE)
 _TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
@@ -143,6 +146,17 @@ def test_two_gateways_serve_one_session_in_turn(site: Site) -> None:
         assert [(call["turn"], call["segment"]) for call in site.calls(session)] == [(n, 0) for n in range(4)]
 
 
+def test_calls_at_the_same_time_do_not_disturb_each_other(site: Site) -> None:
+    with site.client.session(policy="tiny") as session, ThreadPoolExecutor(8) as threads:
+        agents = [Agent(session) for _ in range(8)]
+        for agent in agents:
+            agent.client = agent.client.with_options(max_retries=0)
+        for turn in range(3):
+            list(threads.map(lambda agent, turn=turn: agent.ask(f"{turn} of {id(agent)}"), agents))
+        assert [call["turn"] for call in site.calls(session)] == list(range(24))
+        assert {call["segment"] for call in site.calls(session)} == set(range(8))
+
+
 def test_calls_at_the_same_time_at_two_gateways_are_all_recorded(site: Site) -> None:
     url = site.start_gateway("second")
     with site.client.session(policy="tiny") as session, ThreadPoolExecutor(6) as threads:
@@ -176,7 +190,7 @@ def test_an_agent_that_falls_silent_is_given_up(site: Site) -> None:
 
 
 def test_a_heartbeat_is_enough_to_stay(site: Site) -> None:
-    with site.client.session(policy="tiny", ttl_seconds=5) as session:
+    with site.client.session(policy="tiny", ttl_seconds=15) as session:
         begun = site.client.session_info(session.id)["expires_at"]
         site.platform.wait_for(lambda: site.client.session_info(session.id)["expires_at"] > begun, "a heartbeat")
         assert site.client.session_info(session.id)["open"]
@@ -240,12 +254,13 @@ def test_keys_are_in_no_log(site: Site) -> None:
         assert secret not in log.read_text(errors="replace")
 
 
-def test_a_gateway_that_drains_lets_its_calls_end(site: Site) -> None:
+def test_a_gateway_that_drains_lets_its_calls_end(site: Site, quick_model: str) -> None:
     url = site.start_gateway("second")
     with site.client.session(policy="tiny") as session, ThreadPoolExecutor(1) as threads:
         agent = Agent(session, url)
         agent.ask("Hello.")
-        reply = threads.submit(agent.ask, "Slowly. [[delay:1]][[reply2:Done.]]")
+        reply = threads.submit(agent.ask, "Slowly. [[delay:2]][[reply2:Done.]]")
+        site.platform.wait_for(lambda: _RUNNING.search(httpx.get(f"{quick_model}/metrics").text), "the call to be in flight")
         process = site.platform.processes["second"]
         process.send_signal(signal.SIGUSR1)
         assert reply.result() == "Done."
