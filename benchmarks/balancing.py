@@ -62,13 +62,15 @@ def compare(scenario: Scenario, seeds: Sequence[int]) -> dict[str, list[Outcome]
     return outcomes
 
 
-_COLUMNS: dict[str, Callable[[Outcome], float]] = {
-    "turn p50, s": lambda o: o.turn(50),
-    "p95": lambda o: o.turn(95),
-    "p99": lambda o: o.turn(99),
-    "rollout p50, s": lambda o: o.rollout(50),
-    "p95 ": lambda o: o.rollout(95),
-    "p99 ": lambda o: o.rollout(99),
+_LATENCIES: dict[str, Callable[[Outcome], float]] = {
+    "turn p50": lambda o: o.turn(50),
+    "turn p95": lambda o: o.turn(95),
+    "turn p99": lambda o: o.turn(99),
+    "rollout p50": lambda o: o.rollout(50),
+    "rollout p95": lambda o: o.rollout(95),
+    "rollout p99": lambda o: o.rollout(99),
+}
+_FLEET: dict[str, Callable[[Outcome], float]] = {
     "makespan, s": lambda o: o.makespan,
     "utilisation": lambda o: o.utilisation,
     "prefix hits": lambda o: o.prefix_hits,
@@ -80,8 +82,9 @@ def median_of(outcomes: Sequence[Outcome], figure: Callable[[Outcome], float]) -
 
 
 def _report(outcomes: dict[str, list[Outcome]], machine: Machine) -> int:
-    rows = [(name, *(median_of(found, column) for column in _COLUMNS.values())) for name, found in outcomes.items()]
-    table(f"medians over {len(SEEDS)} seeds", ["way", *_COLUMNS], rows)
+    for title, columns in (("latency, s", _LATENCIES), ("the fleet", _FLEET)):
+        rows = [(name, *(median_of(found, column) for column in columns.values())) for name, found in outcomes.items()]
+        table(f"{title}: medians over {len(SEEDS)} seeds", ["way", *columns], rows)
     ours = outcomes.pop(OURS)
 
     def ahead(figure: Callable[[Outcome], float]) -> float:
