@@ -118,6 +118,24 @@ def test_named_templates_and_variables(byte_pairs, tmp_path):
     assert text_of(LocalTokenizer(tmp_path)) == "a file of its own"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
+        "{% for m in messages[0:] | list %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% set content = m.content %}{% for p in content %}{{ p.text }}{% endfor %}{% endfor %}",
+        "{% macro w(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}"
+        "{% for m in messages %}{{ w(m.content) }}{% endfor %}",
+        "{% macro w(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}"
+        "{% for m in messages %}{{ w(c=m.content) }}{% endfor %}",
+        "{% set all = messages %}{% for m in all %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_takes_parts_gets_parts(byte_pairs, tmp_path, source):
+    """vLLM sees it by a loop over the content; such a template would write nothing for a text."""
+    assert text_of(local(tmp_path, byte_pairs, source)) == "the other"
+
+
 def test_thinking_can_be_switched_off(byte_pairs, tmp_path):
     tokenizer = local(tmp_path, byte_pairs, QWEN3)
     text = tokenizer.render_text(HELLO, add_generation_prompt=True, template_kwargs={"enable_thinking": False})

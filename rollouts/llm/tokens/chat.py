@@ -75,20 +75,20 @@ def _tool_as_seen(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _loops_over_content(tree: nodes.Template) -> bool:
     """Whether the template wants the content of messages as a list of parts. vLLM decides it by the same loops."""
-    messages = _names_of(tree, {"messages"})
+    messages = _names_of_messages(tree)
     each = {
         loop.target.name
         for loop in tree.find_all(nodes.For)
         if isinstance(loop.target, nodes.Name) and _source(loop.iter) in messages
     }
-    contents = {(name, _CONTENT) for name in _names_of(tree, each)}
+    contents = {(name, _CONTENT) for name in each}
     in_macros: set[int] = set()
     for macro in tree.find_all(nodes.Macro):
         parameters = {
-            macro.args[place].name
+            name
             for call in tree.find_all(nodes.Call)
             if isinstance(call.node, nodes.Name) and call.node.name == macro.name
-            for place, argument in enumerate(call.args[: len(macro.args)])
+            for name, argument in _arguments(macro, call)
             if _source(argument) in contents
         }
         for loop in macro.find_all(nodes.For):
@@ -101,9 +101,15 @@ def _loops_over_content(tree: nodes.Template) -> bool:
     )
 
 
-def _names_of(tree: nodes.Template, names: set[str]) -> set[Any]:
-    """`names` and the variables that are set to them or to a part of them."""
-    found: set[Any] = set(names)
+def _arguments(macro: nodes.Macro, call: nodes.Call) -> list[tuple[str, nodes.Node]]:
+    """What a call passes, by the macro's names."""
+    placed = [(parameter.name, argument) for parameter, argument in zip(macro.args, call.args, strict=False)]
+    return [*placed, *((keyword.key, keyword.value) for keyword in call.kwargs)]
+
+
+def _names_of_messages(tree: nodes.Template) -> set[Any]:
+    """The variables that hold the messages or a slice of them."""
+    found: set[Any] = {"messages"}
     assignments = [a for a in tree.find_all(nodes.Assign) if isinstance(a.target, nodes.Name)]
     while more := {a.target.name for a in assignments if _source(a.node) in found} - found:  # type: ignore[attr-defined]
         found |= more
@@ -123,7 +129,3 @@ def _source(node: nodes.Node | None) -> str | tuple[str, str] | None:
     if isinstance(node, nodes.Getitem) and isinstance(node.node, nodes.Name) and isinstance(node.arg, nodes.Const):
         return node.node.name, str(node.arg.value)
     return None
-
-
-def _is_slice(node: nodes.Node | None) -> bool:
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
