@@ -5,19 +5,22 @@ The images take most of the time: about a minute and a half on two idle cores. T
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.acceptance.conftest import scripted
 from tests.acceptance.platform import Platform, running_platform
 from tests.unit.harness_case import tool_call
-from tests.unit.image_archives import open_folder
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/guide/harnesses.md").read_text()
 BUILD_SECONDS = 900.0
@@ -33,10 +36,14 @@ import json
 from rollouts.models import Project
 from rollouts.services import registry, servers
 project = Project.objects.create(name="alpha")
-servers.register_server(project=project, url={scripted!r}, policy="scripted")
-servers.register_server(project=project, url={real!r}, policy="real")
+servers.register_server(project=project, url={url!r}, policy="scripted")
 for name, handler, config in json.loads({environments!r}):
     registry.create_environment(project=project, name=name, handler=handler, config=config)
+"""
+SERVE = """
+from rollouts.models import Project
+from rollouts.services.servers import register_server
+register_server(project=Project.objects.get(), url={url!r}, policy="real")
 """
 SUBMIT = """
 import json
@@ -71,8 +78,18 @@ def model() -> Iterator[str]:
     yield from scripted("--max-model-len", "65536")
 
 
+@contextlib.contextmanager
+def roomy_folder() -> Iterator[Path]:
+    """In memory where there is enough: it gets tens of thousands of files, which some disks take minutes to remove."""
+    memory = Path("/dev/shm")  # noqa: S108 - only the place for a directory of our own
+    enough = memory.is_dir() and min(shutil.disk_usage(memory).free, psutil.virtual_memory().available) > 8 << 30
+    with tempfile.TemporaryDirectory(prefix="prorl-harnesses-", dir=memory if enough else None) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory, model: str, vllm_url: str) -> Iterator[Platform]:
+def platform(model: str) -> Iterator[Platform]:
     """With the guide's images, and an environment of each handler."""
     agent = {"command": "/opt/agent/bin/python /tmp/prorl/agent.py", "files": {"agent.py": blocks("python")[0]}}
     environments = [
@@ -82,17 +99,22 @@ def platform(tmp_path_factory: pytest.TempPathFactory, model: str, vllm_url: str
         ("own", "command", CONFIG | agent),
         ("mini-of-three-calls", "mini-swe-agent", CONFIG | {"max_calls": 3}),
     ]
-    folder = tmp_path_factory.mktemp("harnesses") / "platform"
-    with open_folder() as images, running_platform(folder, image_dir=images) as running:
+    with roomy_folder() as folder, running_platform(folder / "platform", image_dir=folder / "images") as running:
         running.manage("shell", "--no-imports", "-c", REGISTER.format(images=json.dumps(recipes())))
         running.start_execution(concurrency=2)
         running.spawn("maintenance", "django", "maintain", "--builds", "1")
         ended = "SELECT state IN ('ready', 'failed') FROM sandboxes_image WHERE name = 'agents'"
         running.wait_for(lambda: running.value(ended), "the image of the agents", timeout=BUILD_SECONDS)
         assert running.value("SELECT error FROM sandboxes_image WHERE name = 'agents'") == ""
-        setup = SETUP.format(scripted=model, real=vllm_url, environments=json.dumps(environments))
-        running.manage("shell", "--no-imports", "-c", setup)
+        running.manage("shell", "--no-imports", "-c", SETUP.format(url=model, environments=json.dumps(environments)))
         yield running
+
+
+@pytest.fixture(scope="module")
+def real_platform(platform: Platform, vllm_url: str) -> Platform:
+    """With vLLM and a tiny model, which says anything at all."""
+    platform.manage("shell", "--no-imports", "-c", SERVE.format(url=vllm_url))
+    return platform
 
 
 def play(platform: Platform, environment: str, *replies: str, policy: str = "scripted") -> dict[str, Any]:
@@ -142,16 +164,15 @@ def test_the_guides_own_agent(platform: Platform):
     assert rollout["artefacts"]["answer"] == "DONE\n"
 
 
-def test_with_a_real_model_that_knows_nothing(platform: Platform):
-    """The tiny model of vLLM says anything at all; that is data."""
-    rollout = play(platform, "mini-of-three-calls", policy="real")
-    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], platform.tails())
+def test_what_a_real_model_says_is_data(real_platform: Platform):
+    rollout = play(real_platform, "mini-of-three-calls", policy="real")
+    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], real_platform.tails())
     assert rollout["termination_cause"] in ("max_turns", "context_overflow", "completed")
     assert rollout["turns"] >= 1
-    assert "0 wrong" in platform.manage("check_tokens", "--run", str(rollout["run_id"]))
+    assert "0 wrong" in real_platform.manage("check_tokens", "--run", str(rollout["run_id"]))
 
 
-def test_a_prompt_that_is_longer_than_a_real_models_context(platform: Platform):
-    rollout = play(platform, "openhands", policy="real")
-    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], platform.tails())
+def test_a_prompt_that_is_longer_than_a_real_models_context(real_platform: Platform):
+    rollout = play(real_platform, "openhands", policy="real")
+    assert (rollout["state"], rollout["reward"]) == ("succeeded", 0.0), (rollout["termination_detail"], real_platform.tails())
     assert rollout["termination_cause"] == "context_overflow"
