@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rollouts.gateway.branches import Branches, Key, Point, key_of_ids, keys_of
+from rollouts.gateway.errors import refuse
+from rollouts.gateway.passing import takes_messages_only
 from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
@@ -32,6 +34,7 @@ class Plan:
     answered: int = 0
     not_continued: SegmentCause | None = None  # why it begins a new segment although it goes on from an earlier reply
     shown: Tools | None = None  # the tools, when the template has a place for them
+    is_text: bool = False  # the server takes messages and no ids
 
 
 class Planner:
@@ -45,9 +48,13 @@ class Planner:
     async def plan(self, request: ModelRequest, *, reserve: bool = True) -> Plan:
         """With `reserve`, a segment that the call can go on in is its own until `release`. Raises `ModelError`."""
         if request.prompt is not None:
+            if takes_messages_only(self._route.server):
+                raise refuse("prompt", "the session's model takes messages, no raw prompts")
             return await self._plan_raw(request.prompt, reserve=reserve)
         offer = _offer_key(request)
         keys = keys_of(request.messages)
+        if takes_messages_only(self._route.server):
+            return self._plan_without_ids(offer, keys)
         plan = Plan(offer, keys, shown=await self._shown_tools(request))
         if same := self._branches.same_prompt(offer, keys):
             plan.prompt_ids = plan.context_ids = self._branches.ids(same)
@@ -64,6 +71,13 @@ class Planner:
         except BaseException:
             self.release(plan)
             raise
+        return plan
+
+    def _plan_without_ids(self, offer: Key, keys: list[Key]) -> Plan:
+        plan = Plan(offer, keys, is_text=True)
+        if found := self._branches.latest_point(offer, keys):
+            plan.point, plan.answered = found
+            plan.not_continued = SegmentCause.NO_IDS
         return plan
 
     async def _plan_raw(self, prompt: str | tuple[int, ...], *, reserve: bool) -> Plan:

@@ -19,6 +19,25 @@ class CallOut(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class TextDelta(NamedTuple):
+    """More of the reply's content."""
+
+    text: str
+
+
+class ReasoningDelta(NamedTuple):
+    """More of what it thought."""
+
+    text: str
+
+
+class CallDelta(NamedTuple):
+    """A whole tool call: an agent can do nothing with half of one."""
+
+    number: int
+    call: CallOut
+
+
 class Told(NamedTuple):
     """A sampled text as the agent is told it: apart from its calls and reasoning, and without the stop string that ended it."""
 
@@ -35,6 +54,12 @@ class Told(NamedTuple):
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.calls
             ]
         return message
+
+    def events(self) -> list[Event]:
+        """All of it at once."""
+        events: list[Event] = [ReasoningDelta(self.reasoning)] if self.reasoning else []
+        events += [TextDelta(self.content)] if self.content else []
+        return events + [CallDelta(number, call) for number, call in enumerate(self.calls)]
 
 
 @dataclass(frozen=True)
@@ -54,25 +79,6 @@ class Reply:
     @property
     def sampled_tokens(self) -> int:
         return len(self.record.sampled_ids)
-
-
-class TextDelta(NamedTuple):
-    """More of the reply's content."""
-
-    text: str
-
-
-class ReasoningDelta(NamedTuple):
-    """More of what it thought."""
-
-    text: str
-
-
-class CallDelta(NamedTuple):
-    """A whole tool call: an agent can do nothing with half of one."""
-
-    number: int
-    call: CallOut
 
 
 class Finished(NamedTuple):

@@ -14,6 +14,7 @@ from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import MessageRecord, Recorder, ToolCallRecord, TurnRecord
 from rollouts.gateway.branches import Branches, Point, Prompt, keys_of
 from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed, SessionMoved
+from rollouts.gateway.passing import chat_body, read_chat
 from rollouts.gateway.planning import Plan, Planner
 from rollouts.gateway.recording import message_records, tool_call_records, unanswered_record
 from rollouts.gateway.replies import Event, Finished, Reply, Told
@@ -181,7 +182,9 @@ class AgentSession:
         sampling = request.wishes.applied(self._sampling, locked=self._lock_sampling)
         plan = await self._planner.plan(request)
         try:
-            if queue is None:
+            if plan.is_text:
+                sampled, told = await self._pass_on(request, sampling, queue)
+            elif queue is None:
                 sampled = await self._sample(plan, sampling)
                 told = take_apart(sampled.completion.text, request, sampling.stop, self._planner.tool_format(plan))
             else:
@@ -198,6 +201,19 @@ class AgentSession:
             if len(self.remembered) > _REMEMBERED:
                 self.remembered.popitem(last=False)
         return reply
+
+    async def _pass_on(
+        self, request: ModelRequest, sampling: Sampling, queue: asyncio.Queue[Event | None] | None
+    ) -> tuple[Sampled, Told]:
+        started = time.monotonic()
+        async with self._route.call() as server:
+            answer = await self._client.chat(server, chat_body(request, sampling), timeout=self._call_timeout)
+            completion, told = read_chat(answer, request, time.monotonic() - started)
+        if self._require_token_ids:
+            raise ModelError(f"{server.url} returns no token ids, and they are required", retryable=False)
+        for event in told.events() if queue else ():
+            queue.put_nowait(event)
+        return Sampled(completion, server, ()), told
 
     async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
         sampled = await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)

@@ -123,7 +123,7 @@ def validate(calls: Iterable[ModelCallRecord]) -> TokenBuffer:
 
 def _check_call(call: ModelCallRecord, *, opens: bool) -> None:
     turn, sampled = call.turn, call.sampled_ids
-    if not call.context_ids:
+    if not call.context_ids and (sampled or call.prompt_tokens):  # else it was sent as text
         raise ValueError(f"turn {turn} adds nothing to its prompt")
     if min(call.context_ids) < 0 or min(sampled, default=0) < 0:
         raise ValueError(f"turn {turn} has a negative id")

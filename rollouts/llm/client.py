@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollouts.llm.answers import token_list
@@ -57,9 +58,9 @@ class ModelClient:
         try:
             if emit is None:
                 answer = await self._post(server, wire.path, body, timeout)
-                return wire.completion(answer, time.monotonic() - started)
+                return _with_sure_spans(wire.completion(answer, time.monotonic() - started))
             streamed = await self._stream(server, wire, body, timeout, emit)
-            return streamed.completion(time.monotonic() - started)
+            return _with_sure_spans(streamed.completion(time.monotonic() - started))
         except ModelError as exc:
             if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
                 raise ContextOverflow(str(exc)) from exc
@@ -96,6 +97,10 @@ class ModelClient:
             body["chat_template_kwargs"] = dict(template_kwargs)
         return token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens")
 
+    async def chat(self, server: ServerAddress, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+        """The answer of `/v1/chat/completions`: for servers that take no ids."""
+        return await self._post(server, "/v1/chat/completions", {"model": server.model, **body}, timeout)
+
     async def encode(self, server: ServerAddress, text: str) -> list[int]:
         """The ids of a raw prompt, as the server's own `/v1/completions` would read it."""
         return token_list(
@@ -130,3 +135,9 @@ class ModelClient:
     async def _post(self, server: ServerAddress, path: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         url = server.url.rstrip("/") + path
         return await self._transport.request("POST", url, body, api_key=server.api_key, timeout=timeout)
+
+
+def _with_sure_spans(completion: Completion) -> Completion:
+    """What a server says of its weights counts when it says it of every id."""
+    covered = sum(span.tokens for span in completion.spans)
+    return completion if covered == len(completion.token_ids) else replace(completion, spans=())

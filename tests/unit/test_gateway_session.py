@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import TurnRecord
 from rollouts.gateway import AgentSession, SessionClosed
+from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.requests import FunctionTool, ModelRequest
 from rollouts.lifecycle import Fidelity
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.template import chatml_dropping_reasoning
@@ -150,6 +153,21 @@ async def test_without_ids_it_is_text_only(gateway, server):
     async with serve(server, require_token_ids=True) as strict:
         answer = await _post(strict, "hello")
         assert answer.status_code == 502 and strict.session.failure is not None
+
+
+async def test_a_server_that_takes_only_messages_gets_them(server):
+    address = replace(server.address(), features=frozenset({Feature.CHAT_TOOLS}))
+    async with serve(server, route=FixedRoute(address)) as gateway:
+        agent = Agent(gateway.session, "[[reply:one]][[reply2:two]]")
+        assert [await agent.ask(tools=(TOOL,)), await agent.ask(said("user", "more"), tools=(TOOL,))] == ["one", "two"]
+        events = [event async for event in gateway.session.stream(request(said("user", "[[reply:three]]")))]
+        assert [type(event).__name__ for event in events] == ["TextDelta", "Finished"]
+        assert gateway.session.fidelity is Fidelity.TEXT_ONLY
+        assert [c.opened_by for c in gateway.memory.calls] == ["start", "no_ids", "subagent"]
+        gateway.memory.validated()
+        with pytest.raises(CallRefused, match="no raw prompts"):
+            await gateway.session.reply(request(prompt="hi"))
+    assert server.rendered == 0
 
 
 async def test_a_session_goes_on_where_another_process_left_it(gateway, server):
