@@ -108,13 +108,11 @@ class FleetView:
         """The server as it was last seen; None when it is gone."""
         return self._servers.get(server_id)
 
-    def others(self, policy_id: UUID, than: UUID) -> list[SeenServer]:
-        """Other servers of a policy that are given work."""
-        return [s for s in self._servers.values() if s.policy_id == policy_id and s.id != than and s.room is not None]
-
-    def in_flight(self, server_id: UUID) -> int:
-        """Calls of this process."""
-        return len(self._calls[server_id])
+    def others(self, route: FleetRoute) -> list[SeenServer]:
+        """Servers that are given work and that a rollout could move to."""
+        known = (s for s in self._servers.values() if s.policy_id == route.seat.policy_id and s.id != route.server_id)
+        version = route.seat.required_version
+        return [s for s in known if s.room is not None and version in (None, s.address.policy_version)]
 
     @contextlib.asynccontextmanager
     async def calling(self, server: SeenServer) -> AsyncIterator[None]:
@@ -143,18 +141,14 @@ class FleetView:
             self._wake.set()
 
     async def move(self, route: FleetRoute, avoid: set[UUID]) -> UUID | None:
-        """Ask for another server; None when there is none, or the database does not answer."""
+        """Ask for a server; None when there is none. Raises Django's errors when the database does not answer."""
         seat = route.seat
-        try:
-            chosen = await self._database.call(
-                move_rollout, rollout_id=seat.rollout_id, attempt=seat.attempt, owner=seat.owner, avoid=avoid
-            )
-            if chosen is not None and chosen != route.server_id:
-                for server in await self._database.call(see_servers, [seat.policy_id]):
-                    self._note(server)
-        except (OperationalError, InterfaceError) as error:
-            logger.warning("no other LLM server chosen", error=str(error))
-            return None
+        chosen = await self._database.call(
+            move_rollout, rollout_id=seat.rollout_id, attempt=seat.attempt, owner=seat.owner, avoid=avoid
+        )
+        if chosen is not None and chosen != route.server_id:
+            for server in await self._database.call(see_servers, [seat.policy_id]):
+                self._note(server)
         return chosen
 
     async def next_look(self) -> None:
@@ -201,6 +195,7 @@ class FleetRoute:
         self._address = address
         self._failed: dict[UUID, int] = {}  # where a call of this rollout failed, and in which round of the view
         self._balance_at = self._later()
+        self._is_placed = True  # False: the database may have moved it, and its answer was lost
 
     @property
     def server(self) -> ServerAddress:
@@ -232,6 +227,11 @@ class FleetRoute:
         patience: float | None = None
         while True:
             self._forgive()
+            if not self._is_placed:
+                # Where it really is, holds ask for its calls. Nothing could be stored meanwhile either.
+                await self._view.next_look()
+                await self._move(set())
+                continue
             mine = self._view.seen(self.server_id)
             problem = self._problem(mine)
             if mine is not None and not problem:
@@ -240,7 +240,7 @@ class FleetRoute:
                 await self._move(set())
                 continue  # a hold may have come meanwhile
             held = mine is not None and bool(mine.hold)
-            if not held and self._view.others(self.seat.policy_id, self.server_id) and await self._move({self.server_id}):
+            if not held and self._view.others(self) and await self._move({self.server_id}):
                 continue
             if held or (mine is not None and mine.admission not in _CALLED):
                 patience = None
@@ -283,11 +283,16 @@ class FleetRoute:
         if loop.time() < self._balance_at or mine.room is None:
             return False
         self._balance_at = self._later()
-        others = self._view.others(self.seat.policy_id, self.server_id)
-        return any((mine.running - 1) / mine.room - other.used > SLACK for other in others)
+        return any((mine.running - 1) / mine.room - other.used > SLACK for other in self._view.others(self))
 
     async def _move(self, avoid: set[UUID]) -> bool:
-        chosen = await self._view.move(self, avoid | set(self._failed))
+        self._is_placed = False
+        try:
+            chosen = await self._view.move(self, avoid | set(self._failed))
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("no other LLM server chosen; trying again", error=str(error))
+            return False
+        self._is_placed = True
         if chosen is None or chosen == self.server_id:
             return False
         logger.info("rollout goes on at another LLM server", server=str(chosen), before=str(self.server_id))
