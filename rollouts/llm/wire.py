@@ -32,7 +32,9 @@ class Wire(Protocol):
 
 def wire_of(server: ServerAddress) -> Wire:
     """The endpoint that tells most about the reply."""
-    return GENERATE if Feature.GENERATE in server.features else COMPLETIONS
+    if Feature.GENERATE not in server.features:
+        return _Completions()
+    return _Generate(is_labelled=Feature.WEIGHT_VERSION in server.features)
 
 
 class _Completions:
@@ -49,9 +51,15 @@ class _Completions:
 
 
 class _Generate:
-    """`/inference/v1/generate`, which also says which weights sampled which ids."""
+    """`/inference/v1/generate`, which also says which weights sampled which ids.
+
+    `is_labelled`: the server was told a number for its weights, so that anything else means that it was restarted since.
+    """
 
     path = "/inference/v1/generate"
+
+    def __init__(self, *, is_labelled: bool) -> None:
+        self._is_labelled = is_labelled
 
     def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         return {
@@ -68,11 +76,13 @@ class _Generate:
         values = [_logprob(entry) for entry in entries] if isinstance(entries, list) else None
         same = {**choice, "logprobs": None if values is None else {"token_logprobs": values}}
         completion = parse_completion({"choices": [same]}, latency)
-        return _with_spans(completion, choice.get("weight_versions"))
-
-
-COMPLETIONS: Wire = _Completions()
-GENERATE: Wire = _Generate()
+        told = choice.get("weight_versions") or []
+        spans = _spans(told)
+        if told and not spans and self._is_labelled:
+            raise ModelError(
+                f"the server says of its weights {told!r}: it was restarted, or others were loaded", retryable=True
+            )
+        return replace(completion, spans=spans)
 
 
 def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +128,7 @@ class Streamed:
             logprobs=logprobs if ids else None,
             finish_reason=self._end.finish_reason if self._end else "abort",
             latency=latency,
-            spans=self._end.spans if self._end else (),
+            spans=self._end.spans if self._end else (),  # the last chunk tells those of the whole reply
         )
 
 
@@ -147,14 +157,12 @@ def _logprob(entry: Any) -> float | None:
     return None if value is None or (math.isfinite(value) and value <= _NO_LOGPROB) else float(value)
 
 
-def _with_spans(completion: Completion, versions: Any) -> Completion:
-    """With the server's word on its weights, where that is numbers as this platform gives them out."""
+def _spans(versions: Any) -> tuple[VersionSpan, ...]:
+    """The server's word on its weights; empty where that is not in numbers as this platform gives them out."""
     spans = []
     for version in versions if isinstance(versions, list) else ():
         label, start, end = (version.get(key) for key in ("version", "start", "end"))
         if not (isinstance(label, str) and label.isdecimal() and isinstance(start, int) and isinstance(end, int)):
-            return completion
+            return ()
         spans.append(VersionSpan(int(label), end - start))
-    if sum(span.tokens for span in spans) != len(completion.token_ids):
-        return completion
-    return replace(completion, spans=tuple(spans))
+    return tuple(spans)

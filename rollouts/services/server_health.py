@@ -15,17 +15,19 @@ from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
 from rollouts.llm.probe import samples_a_token
 from rollouts.llm.server_metrics import read_load
 from rollouts.llm.types import ServerAddress
-from rollouts.models import LLMServer
+from rollouts.models import LLMServer, PolicyVersion
 from rollouts.scheduling.health import Condition, Sight, after
 
 from .assign import address_of
 from .transition import DISPATCH_CHANNEL
 
+UNDER_WAY = (PolicyVersion.State.LOADING, PolicyVersion.State.READY)
 _SUSPECT_SECONDS = 1.0  # between probes of a server that has just failed
 _SAMPLE_SECONDS = 10.0  # for one token
 
@@ -40,6 +42,8 @@ def probe_due() -> None:
     watched = LLMServer.objects.filter(
         admission__in=(LLMServer.Admission.OPEN, LLMServer.Admission.DRAINING), hold=LLMServer.Hold.NONE
     )
+    # In mode `continue` there is no hold, and a server has the new weights a moment before it is noted.
+    watched = watched.exclude(policy__versions__state__in=UNDER_WAY)
     now = timezone.now()
     due = Q(last_probe_at=None) | Q(last_probe_at__lte=now - timedelta(seconds=settings.PROBE_SECONDS))
     soon = now - timedelta(seconds=min(_SUSPECT_SECONDS, settings.PROBE_SECONDS))
@@ -112,7 +116,21 @@ async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.C
             await samples_a_token(client, address, timeout=_SAMPLE_SECONDS)
         except ModelError as error:
             return _Finding(f"sampled no token: {error}", {})
+    if Feature.WEIGHT_VERSION in address.features and (problem := await _other_weights(server, session, headers)):
+        return _Finding(problem, {})
     return _Finding("", {} if plain else await _load_of(server, session))
+
+
+async def _other_weights(server: LLMServer, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
+    """What is wrong with the weights that it says it has; empty when it has those that it was told to have."""
+    try:
+        async with session.get(f"{server.url}/weight_info", headers=headers, allow_redirects=False) as response:
+            named = (await response.json()).get("weight_version")
+    except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
+        return f"/weight_info did not answer: {type(error).__name__}"
+    if named == str(server.policy_version):
+        return ""
+    return f"it calls its weights {named!r} and not {server.policy_version}: it was restarted, or others were loaded"
 
 
 async def _load_of(server: LLMServer, session: aiohttp.ClientSession) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from rollouts.llm.probe import WrongTokenizer, probe
 from rollouts.llm.toolformats import TOOL_FORMATS
 from rollouts.models import LLMServer, Project
 
+from .assign import address_of
 from .errors import Conflict, FieldError, Refused, Unavailable
 from .registry import get_or_create_policy
 from .server_health import wake_dispatcher
+from .weight_labels import label_weights
 
 # What token-exact rollouts need, in the words of whoever starts the server.
 _NEEDED = {
@@ -81,6 +83,7 @@ def register_server(
                 last_probe_at=timezone.now(),
                 **_found(found),
             )
+            label_weights(address_of(server), policy_version)
     except IntegrityError:
         taken = FieldError("/url", "Change the registered one, or remove it first.")
         raise Conflict(f"{model} at {url} is registered already.", [taken]) from None
@@ -120,6 +123,8 @@ def change_server(*, server: LLMServer, changes: ServerChanges) -> None:
         if Feature.TOKEN_IDS in server.capabilities.get("features", ()):
             _refuse_text_only(found, tokenizer)
         values |= _found(found)
+    if changes.policy_version is not None:
+        label_weights(address_of(server), changes.policy_version)
     if values:
         LLMServer.objects.filter(id=server.id).update(**values)
         wake_dispatcher()

@@ -23,6 +23,7 @@ from rollouts.services.announcements import give_up_silent_trainers, release_aba
 from rollouts.services.errors import Conflict, Refused
 from rollouts.services.overtaken import end_gone
 from rollouts.services.policies import announce_version
+from rollouts.services.server_health import probe_servers
 from rollouts.services.servers import register_server
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.weight_updates import carry_out, note_weights_in_place
@@ -186,6 +187,18 @@ def test_what_was_begun_before_a_crash_is_carried_out(fleet: Fleet):
     assert (announcement.state, {server.hold for server in fleet.look()}) == ("live", {""})
 
 
+def test_a_server_that_was_restarted_gets_nothing_until_it_loads_a_version(fleet: Fleet):
+    [server, _] = fleet.servers
+    fleet.update(1)
+    httpx.post(f"{server.url}/update_weight_version", json={"new_version": "default"})  # as after a restart
+    probe_servers(fleet.look()[:1])
+    fleet.look()
+    assert (server.health, server.last_error.startswith("it calls its weights 'default' and not 1")) == ("suspect", True)
+    fleet.update(2)
+    probe_servers(fleet.look()[:1])
+    assert fleet.look()[0].health == "live"
+
+
 def test_holds_of_nobody_are_released(fleet: Fleet):
     LLMServer.objects.update(hold="wait")
     release_abandoned_holds()
@@ -220,7 +233,7 @@ def test_a_trainer_that_updates_sampling_servers_has_to_name_the_version(fleet: 
     httpx.post(f"{fleet.servers[0].url}/update_weight_version", json={"new_version": "1"})
     announcement = note_weights_in_place(announcement=announcement, failed={})
     assert announcement.report[str(fleet.servers[0].pk)]["state"] == "live"
-    assert "calls its weights 'default'" in announcement.report[str(fleet.servers[1].pk)]["error"]
+    assert "calls its weights '0'" in announcement.report[str(fleet.servers[1].pk)]["error"]
 
 
 def test_a_trainer_that_is_never_done_loses_its_servers(fleet: Fleet):

@@ -239,6 +239,16 @@ async def test_the_server_says_which_weights_it_had(client: ModelClient, servers
     check_logprobs(sampled, ids)
 
 
+async def test_a_server_that_forgot_its_version_was_restarted(client: ModelClient, servers: list[ScriptedServer]) -> None:
+    """Which weights it has now is not known, so that nothing it samples is taken."""
+    ids = await prompt(client, servers[0], "[[reply:yes]]")
+    await post(servers[1], "/update_weight_version", {"new_version": "3"})
+    features = (Feature.GENERATE, Feature.WEIGHT_VERSION)
+    way = Way(address(servers[0], 3, *features), address(servers[1], 3, *features))
+    sampled = await sample(client, way, ids, Sampling(), timeout=60)
+    assert sampled.server.url == servers[1].url
+
+
 async def test_a_label_that_is_no_number_leaves_the_known_version(client: ModelClient, servers: list[ScriptedServer]) -> None:
     ids = await prompt(client, servers[0], "[[reply:yes]]")
     way = Way(address(servers[0], 3, Feature.GENERATE))
@@ -251,6 +261,7 @@ async def test_streams_are_the_same_reply(
     client: ModelClient, servers: list[ScriptedServer], features: tuple[Feature, ...]
 ) -> None:
     ids = await prompt(client, servers[0])
+    await post(servers[0], "/update_weight_version", {"new_version": "4"})
     pieces: list[Piece] = []
 
     async def emit(piece: Piece) -> None:
@@ -263,6 +274,8 @@ async def test_streams_are_the_same_reply(
     assert "".join(piece.text for piece in pieces) == sampled.completion.text == whole.completion.text
     assert sampled.completion.token_ids == whole.completion.token_ids
     assert sampled.completion.logprobs == whole.completion.logprobs
+    version = 4 if features else 1  # the server's own word, where it gives one
+    assert [span.version for span in sampled.spans] == [span.version for span in whole.spans] == [version]
 
 
 async def test_one_version_or_none(client: ModelClient, servers: list[ScriptedServer]) -> None:
