@@ -85,7 +85,8 @@ def open_session(
             ttl_seconds=ttl_seconds,
             expires_at=Now() + timedelta(seconds=ttl_seconds),
         )
-    return Opened(_fresh(session), key)
+    session.refresh_from_db()  # its expiry is the database's to reckon
+    return Opened(session, key)
 
 
 def new_key(*, session: Session) -> str:
@@ -98,7 +99,7 @@ def new_key(*, session: Session) -> str:
     return key
 
 
-def heartbeat(*, session: Session) -> Session:
+def heartbeat(*, session: Session) -> None:
     """The agent is still there, though it may call no model for a while. Refused once the session has ended."""
     expires = Now() + timedelta(seconds=session.ttl_seconds)
     kept = Session.objects.filter(pk=session.pk, rollout__state=State.RUNNING.value).update(
@@ -106,7 +107,6 @@ def heartbeat(*, session: Session) -> Session:
     )
     if not kept:
         raise ended(Rollout.objects.get(pk=session.pk))
-    return _fresh(session)
 
 
 def heartbeat_seconds(session: Session) -> float:
@@ -211,9 +211,3 @@ def _new_key() -> tuple[str, str]:
     """Its public part and the whole. 32 random bytes, so one fast hash protects it."""
     key_id = secrets.token_hex(6)
     return key_id, f"{KEY_PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
-
-
-def _fresh(session: Session) -> Session:
-    return Session.objects.select_related("rollout__run__policy", "rollout__environment", "rollout__task", "project").get(
-        pk=session.pk
-    )

@@ -12,6 +12,7 @@ from django.utils import timezone
 from rollouts.lifecycle import GATEWAY, Stage
 from rollouts.models import IdempotentResponse, ModelCall, Project, Reward, Rollout, Run, Session, WorkerProcess
 from rollouts.scheduling.load import read_load
+from rollouts.selectors.nodes import node_rows
 from rollouts.services.lease import register_worker
 from rollouts.services.reap import reap
 from rollouts.services.session_holding import find_session
@@ -320,6 +321,12 @@ class TestClosing:
         expect_problem(case.submitter.post(path_of(session, "close/"), body), 422, "invalid", pointer)
         assert case.owner.get(path_of(session)).json()["open"]
 
+    def test_what_came_from_outside_is_not_scored_again(self, case: ApiCase) -> None:
+        session = open_session(case)
+        close(case, session, reward={"value": 1.0})
+        problem = expect_problem(case.submitter.post(f"/api/v1/rollouts/{session['id']}/rescore/", {}), 409, "conflict")
+        assert "rewarded by whoever runs their agents" in problem["detail"]
+
     def test_text_only_calls_give_their_badge(self, case: ApiCase) -> None:
         session = open_session(case)
         call_of(Rollout.objects.get(), sampled=[])
@@ -354,6 +361,11 @@ class TestCancelling:
             path = f"/api/v1/{how}s/{session['id' if how == 'rollout' else 'run']}/cancel/"
             assert case.submitter.post(path).json() == {"cancelled": 1}
         assert "cancel" in find_session(key=session["key"]).ended
+
+
+def test_a_node_that_only_serves_the_gateway_has_no_worker(case: ApiCase) -> None:
+    [node] = node_rows()
+    assert (node.state, [process.stage for process in node.processes]) == ("absent", [GATEWAY])
 
 
 def test_sessions_take_room_of_servers_but_of_no_node(case: ApiCase) -> None:
