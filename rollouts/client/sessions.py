@@ -130,7 +130,8 @@ class AsyncSession(_Opened):
         self._heart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._opened = await self._client._send(self._opening)
+        opened: OpenedSession = await self._client._send(self._opening)
+        self._opened = opened
         self._heart = asyncio.create_task(self._beat())
         return self
 

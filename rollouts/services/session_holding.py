@@ -102,7 +102,8 @@ def hold_session(*, rollout_id: UUID, owner: UUID, node: str) -> HeldSession | N
     if not take_session(rollout_id=rollout_id, owner=owner):
         return None
     rollout = Rollout.objects.select_related("run__policy").defer("artefacts").get(pk=rollout_id)
-    if not LLMServer.objects.filter(pk=rollout.llm_server_id).exists():
+    server = rollout.llm_server_id
+    if server is None or not LLMServer.objects.filter(pk=server).exists():
         move_rollout(rollout_id=rollout_id, attempt=rollout.attempt, owner=owner)
     [claim] = load_claims([rollout_id], owner, Stage.RUN, node)
     return HeldSession(claim, rollout.run.policy.name)
