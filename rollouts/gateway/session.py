@@ -211,8 +211,9 @@ class AgentSession:
             completion, told = read_chat(answer, request, time.monotonic() - started)
         if self._require_token_ids:
             raise ModelError(f"{server.url} returns no token ids, and they are required", retryable=False)
-        for event in told.events() if queue else ():
-            queue.put_nowait(event)
+        if queue is not None:
+            for event in told.events():
+                queue.put_nowait(event)
         return Sampled(completion, server, ()), told
 
     async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
@@ -248,7 +249,12 @@ class AgentSession:
     async def _opens_reasoning(self, plan: Plan) -> bool:
         """Whether the prompts of this model end within a tag of reasoning. Found out once, from the end of a prompt."""
         if self._thinking is None:
-            end = await self._client.detokenize(self._route.server, plan.prompt_ids[-_TAG_IDS:])
+            try:
+                end = await self._client.detokenize(self._route.server, plan.prompt_ids[-_TAG_IDS:])
+            except ModelError as exc:
+                if exc.retryable:
+                    raise
+                end = ""  # a server that does not tell
             self._thinking = end.rstrip().endswith(REASONING_START)
         return self._thinking
 

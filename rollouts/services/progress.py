@@ -57,7 +57,7 @@ WITH held AS (
 ), counted AS (
     UPDATE rollouts_rollout r SET
         turns = turns + 1, policy_version = COALESCE(calls.policy_version_last, calls.policy_version),
-        oldest_version = LEAST(r.oldest_version, calls.policy_version),
+        oldest_version = LEAST(r.oldest_version, calls.policy_version, calls.policy_version_last),
         prompt_tokens = prompt_tokens + length(calls.context_ids) / 4,
         sampled_tokens = sampled_tokens + length(calls.sampled_ids) / 4
     FROM calls WHERE r.id = calls.rollout_id
@@ -177,7 +177,7 @@ def _call(write: TurnWrite, now: datetime) -> dict[str, Any]:
         "policy": call.policy,
         "policy_version": call.policy_version,
         "server_id": UUID(call.server_id) if call.server_id else None,
-        "sampling": Jsonb(call.sampling),
+        "sampling": Jsonb(storable_json(call.sampling)),
         "policy_version_last": None if call.policy_version_last == call.policy_version else call.policy_version_last,
         "version_spans": Jsonb([list(span) for span in call.version_spans]),
         "opened_by": call.opened_by,
@@ -201,7 +201,7 @@ def _messages(write: TurnWrite) -> list[dict[str, Any]]:
             "index": m.index,
             "turn": m.turn,
             "role": m.role,
-            "name": m.name,
+            "name": storable_text(m.name)[:60],
             "content": storable_text(m.content),
         }
         for m in write.record.messages

@@ -66,7 +66,7 @@ def read_may_call(body: Fields) -> bool:
     choice = body.raw("tool_choice")
     if choice not in (None, "auto", "none"):
         raise body.refuse("tool_choice", "only auto and none are supported")
-    return choice != "none"
+    return bool(choice != "none")
 
 
 def read_function(fields: Fields) -> FunctionTool:

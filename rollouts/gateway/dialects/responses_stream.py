@@ -76,7 +76,8 @@ class ResponseStream:
         assert self._open is not None  # noqa: S101 - only asked for while one is
         content = [self._part()] if status == "completed" else []
         item: dict[str, Any] = {"id": _PREFIX[self._open] + self._id, "type": self._open, "status": status, "content": content}
-        return item | ({"role": "assistant"} if self._open == "message" else {"summary": []})
+        more: dict[str, Any] = {"role": "assistant"} if self._open == "message" else {"summary": []}
+        return item | more
 
     def _part(self) -> dict[str, Any]:
         if self._open == "reasoning":
