@@ -140,7 +140,7 @@ class _Probe:
         try:
             await call()
         except ModelError as error:
-            if _not_there(error):
+            if _is_missing(error):
                 return False
             raise
         return True
@@ -158,9 +158,7 @@ class _Probe:
         """What the server says there; empty when it says nothing."""
         try:
             return await self._get(path)
-        except ModelError as error:
-            if error.status is None:
-                raise
+        except ModelError:
             return {}
 
     async def _answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +166,7 @@ class _Probe:
         try:
             return await self._request("POST", path, body)
         except ModelError as error:
-            if _not_there(error):
+            if _is_missing(error):
                 return {}
             raise
 
@@ -178,6 +176,11 @@ class _Probe:
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         url = self._url + path
         return await self._transport.request(method, url, body, api_key=self._api_key, timeout=HELPER_TIMEOUT)
+
+
+def _is_missing(error: ModelError) -> bool:
+    """The same of what a server need not have: some close the connection where they do not know a path."""
+    return error.status is None or _not_there(error)
 
 
 def _not_there(error: ModelError) -> bool:

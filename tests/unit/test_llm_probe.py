@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -88,3 +90,22 @@ async def test_what_is_no_server_is_no_server() -> None:
 async def test_a_tokenizer_that_is_not_there_is_refused(server: ScriptedServer) -> None:
     with pytest.raises(WrongTokenizer, match="no-such-directory"):
         await probe(server.url, tokenizer="/no-such-directory")
+
+
+async def test_a_server_that_hangs_up_on_what_it_does_not_know_is_taken_as_it_is() -> None:
+    known = (b"GET /v1/models", b"POST /v1/completions", b"POST /tokenize")
+    completion = {"text": "a", "finish_reason": "stop", "token_ids": [5], "logprobs": {"token_logprobs": [-0.5]}}
+    answers = [{"data": [{"id": "m", "max_model_len": 99}]}, {"choices": [completion]}, {"tokens": [1, 2]}]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        for begin, answer in zip(known, answers, strict=True):
+            if head.startswith(begin):
+                body = json.dumps(answer).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        found = await probe(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert found.features == _EXACT
