@@ -53,7 +53,7 @@ class FakeModel(asyncio.Protocol):
         elif path == "/tokenize":
             self._send(_tokenized(body))
         else:
-            self._send(_PAGES[path])
+            self._send(_PAGES.get(path, _MISSING))
 
     def _send(self, answer: bytes) -> None:
         if not self._transport.is_closing():
@@ -88,6 +88,7 @@ _PAGES = {
     "/health": _http({}),
     "/version": _http({"version": "fake"}),
 }
+_MISSING = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
 async def _serve(delay: float, turns: int) -> None:
