@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Max, Q
@@ -18,13 +18,6 @@ from .registry import check_name
 HIGHEST_VERSION = 2**31 - 1
 
 
-class Announced(NamedTuple):
-    """An announcement; `is_new` unless it had been made before."""
-
-    version: PolicyVersion
-    is_new: bool
-
-
 def create_policy(*, project: Project, name: str) -> Policy:
     """A policy without servers. Registering a server makes one, too."""
     check_name(name, "/name")
@@ -35,7 +28,7 @@ def create_policy(*, project: Project, name: str) -> Policy:
         raise Conflict(f"There is a policy {name} already.", [FieldError("/name", "Taken; choose another.")]) from None
 
 
-def announce_version(*, policy: Policy, version: int, mode: str, source: Mapping[str, Any]) -> Announced:
+def announce_version(*, policy: Policy, version: int, mode: str, source: Mapping[str, Any]) -> PolicyVersion:
     """Have the policy's servers load new weights; `weight_updates` carries it out.
 
     Announced again, a version is what it was; one that failed is tried again. Versions rise.
@@ -47,7 +40,7 @@ def announce_version(*, policy: Policy, version: int, mode: str, source: Mapping
         locked = Policy.objects.select_for_update(no_key=True).get(pk=policy.pk)
         known = PolicyVersion.objects.filter(policy=locked, version=version).first()
         if known is not None and known.state != PolicyVersion.State.FAILED:
-            return Announced(_as_announced(known, mode, parsed), is_new=False)
+            return _as_announced(known, mode, parsed)
         newest = newest_announced(locked)
         if not (newest < version or (known is not None and newest == version)):
             raise Refused.field("/version", f"Version {newest} has been announced; give this one a higher number.")
@@ -55,8 +48,7 @@ def announce_version(*, policy: Policy, version: int, mode: str, source: Mapping
             raise Refused.field("/version", f"Must be at most {HIGHEST_VERSION}.")
         _check_servers(locked, parsed)
         PolicyVersion.objects.filter(policy=locked, version=version).delete()
-        made = PolicyVersion.objects.create(policy=locked, version=version, mode=mode, source=parsed.model_dump())
-    return Announced(made, is_new=True)
+        return PolicyVersion.objects.create(policy=locked, version=version, mode=mode, source=parsed.model_dump())
 
 
 def newest_announced(policy: Policy) -> int:

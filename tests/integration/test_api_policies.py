@@ -96,7 +96,7 @@ def test_versions_rise(case: ApiCase) -> None:
 
 def test_external_weights_are_reported_in_place(case: ApiCase) -> None:
     path = f"{VERSIONS}1/loaded/"
-    version = announce_version(policy=case.domain.policy, version=1, mode="drain", source={"kind": "external"}).version
+    version = announce_version(policy=case.domain.policy, version=1, mode="drain", source={"kind": "external"})
     expect_problem(case.submitter.post(path, {}), 409, "conflict")
     ready(version)
     case.check_write_access("post", path, {})

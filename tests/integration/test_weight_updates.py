@@ -47,7 +47,7 @@ class Fleet:
         self.servers = [register_server(project=domain.project, url=url, policy="tiny", model="scripted") for url in urls]
 
     def announce(self, version: int = 1, source: dict[str, Any] = PATH, mode: str = "drain") -> PolicyVersion:
-        return announce_version(policy=self.domain.policy, version=version, mode=mode, source=source).version
+        return announce_version(policy=self.domain.policy, version=version, mode=mode, source=source)
 
     def update(self, version: int = 1, source: dict[str, Any] = PATH, mode: str = "drain") -> PolicyVersion:
         announcement = self.announce(version, source, mode)

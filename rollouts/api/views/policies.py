@@ -76,7 +76,7 @@ class PolicyVersionList(ListView):
         announced = policies.announce_version(
             policy=_policy(self.project, name), version=body.version, mode=body.mode, source=body.source
         )
-        return Response(PolicyVersionSerializer(announced.version).data, status=202)
+        return Response(PolicyVersionSerializer(announced).data, status=202)
 
 
 class PolicyVersionDetail(ApiView):

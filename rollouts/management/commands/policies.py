@@ -58,7 +58,7 @@ class Command(BaseCommand):
             source = {"kind": "lora", "name": options["lora"], "path": options["path"]}
         elif options["path"]:
             source = {"kind": "path", "path": options["path"]}
-        announced = announce_version(policy=policy, version=options["version"], mode=options["mode"], source=source).version
+        announced = announce_version(policy=policy, version=options["version"], mode=options["mode"], source=source)
         while not options["no_wait"] and announced.state in (PolicyVersion.State.ANNOUNCED, PolicyVersion.State.LOADING):
             time.sleep(_LOOK_SECONDS)
             announced.refresh_from_db()
