@@ -25,7 +25,7 @@ _WHY = {
 _NAMES = {SegmentCause.SUBAGENT: "sub-agent", SegmentCause.SIBLING: "other sample", SegmentCause.EDITED: "edited copy"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """A sequence that a trainer gets: `context` ids that are masked and `sampled` ids that are trained on, over its turns."""
 
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     width: float
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
     """One conversation. `left_at` is the turn of its parent after which it began, None for one that began by itself."""
 
@@ -62,7 +62,13 @@ class Branch:
     depth: int = 0
     left_at: int | None = None
     segments: list[Segment] = field(default_factory=list)
+    last_turn: int = -1
+    left_by: list[Branch] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.last_turn = max(self.last_turn, segment.turns[-1])
 
     @property
     def number(self) -> int:
@@ -122,20 +128,21 @@ def branches_of(calls: Iterable[ModelCall]) -> Branches:
         segment.turns.append(call.turn)
         segment.context += call.context_tokens  # type: ignore[attr-defined]  # annotated by `timeline.calls_of`
         segment.sampled += call.sampled_tokens  # type: ignore[attr-defined]
-    rows: list[Branch] = []
+    roots: list[Branch] = []
     home: dict[int, Branch] = {}
     named: Counter[str] = Counter()
     for segment in segments.values():
         branch = home.get(_parent(segment))
-        if branch is None or segment.cause not in _GOES_ON or branch.turns[-1] > segment.turns[0]:
-            parent, branch = branch, _new_branch(segment, branch, named)
-            rows.insert(_row_after(rows, parent), branch)
-        branch.segments.append(segment)
+        if branch is None or segment.cause not in _GOES_ON or branch.last_turn > segment.turns[0]:
+            siblings, branch = branch.left_by if branch else roots, _new_branch(segment, branch, named)
+            siblings.append(branch)
+        branch.add(segment)
         home[segment.number] = branch
+    rows = _in_order(roots)
     places = {turn: place for branch in rows for turn, place in _places(branch, begins_first=branch is not rows[0])}
-    order = sorted(places)
+    order = {turn: index for index, turn in enumerate(sorted(places))}
     for branch in rows:
-        branch.pieces = _pieces([order.index(turn) for turn in branch.turns], len(order))
+        branch.pieces = _pieces([order[turn] for turn in branch.turns], len(order))
     return Branches(rows, places)
 
 
@@ -156,14 +163,14 @@ def _new_branch(segment: Segment, parent: Branch | None, named: Counter[str]) ->
     return Branch(f"{kind} {named[kind]}", parent.depth + 1 if parent else 1, earlier[-1] if earlier else None)
 
 
-def _row_after(rows: list[Branch], parent: Branch | None) -> int:
-    """Below the parent and what left it before."""
-    if parent is None:
-        return len(rows)
-    place = rows.index(parent) + 1
-    while place < len(rows) and rows[place].depth > parent.depth:
-        place += 1
-    return place
+def _in_order(roots: list[Branch]) -> list[Branch]:
+    """Each branch followed by those that left it."""
+    rows, waiting = [], roots[::-1]
+    while waiting:
+        branch = waiting.pop()
+        rows.append(branch)
+        waiting += branch.left_by[::-1]
+    return rows
 
 
 def _places(branch: Branch, *, begins_first: bool) -> Iterable[tuple[int, Place]]:
