@@ -103,5 +103,5 @@ def rabbitmq_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def vllm_url(shared_dir: Path) -> str:
-    """A real vLLM that serves `tiny-llama`."""
+    """A real vLLM that serves `tiny-chat`."""
     return borrow("vllm", shared_dir)

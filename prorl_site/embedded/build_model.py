@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+TURN_ENDS = 1.5  # measured: the end of turn is then one in 25 tokens
+
 
 def convert_gguf(gguf: Path, out: Path) -> None:
     """Dequantises `gguf` and saves weights, tokenizer and chat template into `out`."""
@@ -26,7 +28,10 @@ def convert_gguf(gguf: Path, out: Path) -> None:
 
 
 def random_llama(gguf: Path, out: Path) -> None:
-    """Saves a Llama with random weights and the tokenizer of `gguf` into `out`. Same weights on every call."""
+    """Saves a Llama with random weights and the tokenizer of `gguf` into `out`. Same weights on every call.
+
+    It says anything, but ends its turn after some twenty tokens, as a chat model does and random weights do not.
+    """
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -45,7 +50,12 @@ def random_llama(gguf: Path, out: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(out)
+    model = LlamaForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        # One dimension is the same for all tokens, and so in all states; the end of turn is the one that it speaks for.
+        model.model.embed_tokens.weight[:, 0] = 0.2
+        model.model.embed_tokens.weight[tokenizer.eos_token_id, 0] = 0.2 + TURN_ENDS
+    model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

@@ -27,15 +27,21 @@ class VllmServer:
     """One OpenAI-compatible server on 127.0.0.1, with vLLM's token-in/token-out and development (weight update) calls."""
 
     def __init__(
-        self, home: VllmHome, model: Path, *, port: int | None = None, max_model_len: int = 4096, adapters: bool = False
+        self,
+        home: VllmHome,
+        model: Path,
+        *,
+        port: int | None = None,
+        max_model_len: int = 4096,
+        threads: int | None = None,
     ) -> None:
         """`max_model_len` in tokens, prompt and answer together. A free port is taken unless `port` is given.
 
-        With `adapters` it takes LoRA adapters while it runs.
+        `threads` compute; None: one for each processor, up to 8.
         """
         self._home = home
         self._model = model
-        self._adapters = adapters
+        self._threads = threads or min(os.cpu_count() or 1, 8)
         self._port = port or free_port()
         self._max_model_len = max_model_len
         self._process: LeashedProcess | None = None
@@ -54,7 +60,7 @@ class VllmServer:
         return Service(
             name="vllm",
             command=self._command(),
-            env=server_environment(self._home),
+            env=server_environment(self._home, self._threads),
             ready=self.is_ready,
             ready_seconds=START_SECONDS,
             stop_order=50,
@@ -115,21 +121,18 @@ class VllmServer:
             "--logprobs-mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
         }
         switches = ["--enforce-eager", "--enable-scale-out", "--enable-auto-tool-choice"]  # eager: starts a minute sooner
-        if self._adapters:
-            switches.append("--enable-lora")
         pairs = [word for option in options.items() for word in option]
         return [self._home.python, self._home.venv / "bin" / "vllm", "serve", self._model, *pairs, *switches]
 
 
-def server_environment(home: VllmHome) -> dict[str, str]:
+def server_environment(home: VllmHome, threads: int) -> dict[str, str]:
     """What vLLM reads from its environment."""
     library_path = [str(home.libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         "HF_HUB_OFFLINE": "1",
         "LD_LIBRARY_PATH": ":".join(library_path),
-        "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 8)),
+        "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",  # the sampler would be compiled at the first request, with a g++ that may not be there
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # of use only with --enable-lora
         "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB; the default is half of the memory
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",

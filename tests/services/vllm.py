@@ -1,17 +1,36 @@
-"""A real vLLM with a tiny random model, one for the whole test run."""
+"""A real vLLM with a tiny random model, one for the whole test run, and other weights for it."""
 
 from __future__ import annotations
 
+import array
+import json
+import shutil
 from pathlib import Path
 
 from prorl_site.embedded.vllm import VllmHome, VllmServer
+from prorl_site.embedded.vllm_install import TINY_MODEL
 
 CLONE = Path(__file__).resolve().parents[2]
+MODEL_FILES = VllmHome(CLONE).models / TINY_MODEL
 
 
 def start_tiny_vllm() -> VllmServer:
     """Install what is missing and start it. Raises `VllmUnavailable`."""
     home = VllmHome(CLONE)
-    server = VllmServer(home, home.prepare_tiny(print), max_model_len=2048, adapters=True)
+    # One thread: several wait for each other at every step, and on a busy machine for a long time.
+    server = VllmServer(home, home.prepare_tiny(print), max_model_len=2048, threads=1)
     server.start()
     return server
+
+
+def other_weights(folder: Path) -> Path:
+    """The tiny model with its last norm scaled, so that every token gets another probability."""
+    shutil.copytree(MODEL_FILES, folder)
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start, end = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+    start, end = 8 + size + start, 8 + size + end
+    data[start:end] = array.array("f", [value * 1.1 for value in array.array("f", bytes(data[start:end]))]).tobytes()
+    file.write_bytes(data)
+    return folder

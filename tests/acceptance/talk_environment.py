@@ -1,0 +1,55 @@
+"""An environment for tests with any model: somebody who goes on talking, whatever is answered."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rollouts.engine.turn import TurnDraft
+from rollouts.environments.base import (
+    EnvironmentConfig,
+    EvalContext,
+    InitContext,
+    RewardComponent,
+    RunContext,
+    Score,
+    TaskPayload,
+)
+from rollouts.lifecycle import Cause, Phase, Termination
+from rollouts.llm.types import ChatMessage
+
+
+class TalkConfig(EnvironmentConfig):
+    turns: int = 3
+
+
+class Talk:
+    """Every talk is worth 1."""
+
+    config: ClassVar = TalkConfig
+    task: ClassVar = TaskPayload
+    evaluates_in_sandbox: ClassVar = False
+
+    def check_task(self, task: TaskPayload) -> None:
+        """Nothing can be wrong with it."""
+
+    def sandbox_spec(self, config: TalkConfig, task: TaskPayload) -> None:
+        return None
+
+    async def initialize(self, ctx: InitContext) -> None:
+        """There is nothing to prepare."""
+
+    async def run(self, ctx: RunContext) -> Termination:
+        for turn in range(ctx.config.turns):
+            said: ChatMessage = {"role": "user", "content": f"Go on, for the {turn + 1}. time."}
+            ctx.conversation.append(said)
+            draft = TurnDraft(turn, first_message=2 * turn)
+            draft.add_message(said)
+            draft.model_call = await ctx.conversation.sample(turn)
+            draft.add_message({"role": "assistant", "content": draft.model_call.text})
+            record = draft.record()
+            assert record is not None
+            await ctx.recorder.turn(record)
+        return Termination(Phase.RUN, Cause.COMPLETED)
+
+    async def evaluate(self, ctx: EvalContext) -> Score:
+        return Score([RewardComponent("talked", 1.0)])
