@@ -76,8 +76,28 @@ def test_servers(client: Client, case: ApiCase) -> None:
     [server] = client.iter_servers()
     assert_shape(server, types.LLMServer)
     assert client.set_server_state(server["id"], "paused")["state"] == "paused"
+    assert client.change_server(server["id"], state="draining", capacity=3)["capacity"] == 3
+    assert client.server(server["id"])["state"] == "draining"
+    for act in (client.sleep_server, client.wake_server):
+        with pytest.raises(ApiError, match="offers no /sleep"):
+            act(server["id"])
+    with pytest.raises(ApiError, match="did not answer"):
+        client.register_server("http://127.0.0.1:9", "tiny", capacity=3, tokenizer="")
     client.remove_server(server["id"])
     assert list(client.iter_servers()) == []
+
+
+def test_servers_with_the_asynchronous_client(server_url: str, case: ApiCase) -> None:
+    async def change() -> None:
+        async with AsyncClient(server_url, case.owner_secret) as client:
+            [server] = [server async for server in client.iter_servers()]
+            assert (await client.change_server(server["id"], capacity=3))["capacity"] == 3
+            assert (await client.server(server["id"]))["capacity"] == 3
+            for act in (client.sleep_server, client.wake_server):
+                with pytest.raises(ApiError, match="offers no /sleep"):
+                    await act(server["id"])
+
+    asyncio.run(change())
 
 
 def test_images(client: Client, server_url: str, case: ApiCase) -> None:
