@@ -45,9 +45,11 @@ _at_work: set[UUID] = set()  # policies, in this process
 
 def update_weights() -> None:
     """Begin what was announced and is not under way in this process. Returns at once: threads do the work."""
-    announcements.give_up_silent_trainers()
-    due = PolicyVersion.objects.filter(state__in=[PolicyVersion.State.ANNOUNCED, PolicyVersion.State.LOADING])
-    for policy_id in set(due.values_list("policy_id", flat=True)) - _at_work:
+    unfinished = list(PolicyVersion.objects.filter(state__in=announcements.UNFINISHED).values_list("policy_id", "state"))
+    waiting = {policy_id for policy_id, state in unfinished if state == PolicyVersion.State.READY}
+    if waiting:
+        announcements.give_up_silent_trainers()
+    for policy_id in {policy_id for policy_id, _ in unfinished} - waiting - _at_work:
         _at_work.add(policy_id)
         threading.Thread(target=_work, args=(policy_id,), name=f"weights of {policy_id}", daemon=True).start()
 
@@ -71,6 +73,7 @@ def carry_out(policy_id: UUID) -> None:
         while (announcement_id := announcements.next_of(policy_id)) is not None:
             begun = announcements.begin(announcement_id)
             logger.info("weight update begins: version %s, %s", begun.announcement.version, begun.announcement.mode)
+            connection.close()  # it takes minutes, and its steps have their own
             asyncio.run(_Update(begun).carry_out())
             end_gone(policy_id)
 
