@@ -94,6 +94,9 @@ def test_other_commands_find_the_running_platform(env: dict[str, str], tmp_path:
         bare = {**env, "DJANGO_SETTINGS_MODULE": "prorl_site.settings"}
         shown = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=60, check=False)
         assert "[X] 0001_initial" in shown.stdout, shown.stderr
+        left = (Path(env["PRORL_VAR_DIR"]) / "prorl.env").read_text()
+        settings = dict(line.split("=", 1) for line in left.splitlines())
+        assert httpx.get(f"http://127.0.0.1:{settings['PRORL_GATEWAY_PORT']}/readyz").json()["ready"]
 
 
 def test_a_second_one_in_the_same_folder_says_so(env: dict[str, str], tmp_path: Path):
