@@ -115,15 +115,20 @@ def test_new_weights_while_conversations_are_under_way(site: Site, vllm_url: str
     """Every sampled token is labelled with the version that sampled it: a recomputation under the new weights agrees with the
     tokens of the new version, and with hardly one of the old."""
     version = site.client.policy("tiny")["version"] + 1
-    run_id = talk(site, mode, n=CONCURRENT)
+    run_id = talk(site, mode, n=3 * CONCURRENT)
     stored = "SELECT count(*) FROM rollouts_modelcall c JOIN rollouts_rollout r ON r.id = c.rollout_id WHERE r.run_id = %s"
     site.platform.wait_for(lambda: site.platform.value(stored, run_id) >= 16, "model calls")
     site.client.announce_version("tiny", version, weights=str(weights[version % 2]), mode=mode)
     announced = site.client.wait_for_version("tiny", version, timeout=90)
     assert (announced["state"], [report["state"] for report in announced["report"].values()]) == ("live", ["live"])
 
+    # However fast the machine is, the weights change in the middle; however slow, those under way then are enough.
+    renewed = "SELECT count(*) FROM rollouts_rollout WHERE run_id = %s AND state = 'succeeded' AND policy_version = %s"
+    site.platform.wait_for(lambda: site.platform.value(renewed, run_id, version) >= CONCURRENT, "talks", timeout=180)
+    site.client.cancel_run(run_id)
     results = list(site.client.iter_results(run_id, include="trajectory"))
-    assert [rollout["state"] for rollout in results] == ["succeeded"] * CONCURRENT
+    assert {rollout["state"] for rollout in results} <= {"succeeded", "cancelled"}
+    results = [rollout for rollout in results if rollout["state"] == "succeeded"]
     calls = [call for rollout in results for call in rollout["trajectory"]["model_calls"]]
     segments = [segment for rollout in results for segment in rollout["trajectory"]["segments"]]
     old = new = mistaken = 0
