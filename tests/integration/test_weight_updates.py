@@ -16,15 +16,17 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
-from rollouts.lifecycle import Cause, EventKind, Stage, State
+from rollouts.lifecycle import GATEWAY, Cause, EventKind, Stage, State
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer, PolicyVersion, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.announcements import give_up_silent_trainers, release_abandoned_holds
 from rollouts.services.errors import Conflict, Refused
+from rollouts.services.lease import register_worker
 from rollouts.services.overtaken import end_gone
 from rollouts.services.policies import announce_version
 from rollouts.services.server_health import probe_servers
 from rollouts.services.servers import register_server
+from rollouts.services.sessions import open_session
 from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.weight_updates import carry_out, note_weights_in_place
 from tests.integration.domain import Domain
@@ -328,6 +330,16 @@ class TestRollouts:
         [error] = refused.value.errors
         assert error.pointer == "/groups/0/require_policy_version"
         assert message in error.detail
+
+    def test_a_session_of_one_version_ends(self, fleet: Fleet):
+        """Its agent runs elsewhere, so that nobody could begin it anew."""
+        register_worker(node="test-node", stage=GATEWAY, pid=1, concurrency=0)
+        run = fleet.domain.new_run(versions="strict")
+        session = open_session(project=fleet.domain.project, opened_by="test", run=str(run.id)).session
+        Rollout.objects.filter(id=session.pk).update(llm_server=fleet.servers[0])
+        fleet_update_with_quiet(fleet, [fleet.servers[0].pk])
+        rollout = Rollout.objects.get(id=session.pk)
+        assert (rollout.state, rollout.termination_cause, rollout.reward) == ("failed", Cause.POLICY_VERSION_GONE, None)
 
     def test_a_group_begins_anew_as_long_as_none_of_it_is_done(self, fleet: Fleet):
         run = fleet.domain.new_run(versions="group")
