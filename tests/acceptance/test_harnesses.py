@@ -105,7 +105,7 @@ def platform(model: str) -> Iterator[Platform]:
         running.spawn("maintenance", "django", "maintain", "--builds", "1")
         ended = "SELECT state IN ('ready', 'failed') FROM sandboxes_image WHERE name = 'agents'"
         running.wait_for(lambda: running.value(ended), "the image of the agents", timeout=BUILD_SECONDS)
-        assert running.value("SELECT error FROM sandboxes_image WHERE name = 'agents'") == ""
+        assert running.value("SELECT string_agg(error, '') FROM sandboxes_imagebuild") == ""
         running.manage("shell", "--no-imports", "-c", SETUP.format(url=model, environments=json.dumps(environments)))
         yield running
 
