@@ -21,7 +21,7 @@ print("null")
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    settings = {"db_pool_size": 2, "probe_seconds": 0.5, "slow_start_seconds": 2, "ready_buffer": 64}
+    settings = {"db_pool_size": 2, "probe_seconds": 0.5, "slow_start_seconds": 2, "ready_buffer": 64, "lease_seconds": 15}
     with running_platform(tmp_path_factory.mktemp("platform") / "var", **settings) as running:
         running.start_execution(concurrency=32)
         yield running

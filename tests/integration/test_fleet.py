@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -308,10 +307,7 @@ async def test_an_idle_process_asks_nothing(process: Process):
     route = await process.begin()
     await process.until(lambda: process.view.round > 0)
     del route
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2.5):  # two looks and a half
-            await process.view.next_look()
-            await process.view.next_look()
+    await process.until(lambda: process.view.seen(process.domain.server.id) is None)
     before = process.view.round
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):

@@ -54,6 +54,7 @@ def probed(server: LLMServer) -> str:
 
 
 def test_from_live_to_dead_and_back(server: LLMServer, model_server: ScriptedServer, settings: LazySettings) -> None:
+    settings.SLOW_START_SECONDS = 3600
     assert probed(server) == "live"
     model_server.switches.healthy = False
     assert [probed(server) for _ in range(3)] == ["suspect", "suspect", "dead"]
