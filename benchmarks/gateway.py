@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,7 @@ _OUTPUT = "a line of output of a tool\n" * 20
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # in order, so that what was started ends too
     machine = Machine()
     cpu, *others = sorted(os.sched_getaffinity(0))
     if others:
