@@ -24,10 +24,11 @@ from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.replies import REASONING_START
+from rollouts.llm.reply import merged
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import Sampled, sample
 from rollouts.llm.turns import REASONING_END
-from rollouts.llm.types import ChatMessage, Completion, ModelCallRecord, Piece, Sampling, VersionSpan
+from rollouts.llm.types import ChatMessage, Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
 Result = TypeVar("Result")
 
@@ -226,10 +227,10 @@ class AgentSession:
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
     ) -> tuple[Sampled, Told]:
         telling = Telling(request, sampling.stop, self._planner.tool_format(plan), thinking=await self._opens_reasoning(plan))
-        pieces: list[Piece] = []
+        given: list[tuple[Piece, ServerAddress]] = []
 
-        async def emit(piece: Piece) -> None:
-            pieces.append(piece)
+        async def emit(piece: Piece, server: ServerAddress) -> None:
+            given.append((piece, server))
             for event in telling.add(piece.text):
                 queue.put_nowait(event)
 
@@ -237,8 +238,7 @@ class AgentSession:
         try:
             sampled = await self._sample(plan, sampling, emit=emit)
         except asyncio.CancelledError:
-            if ids := [token for piece in pieces for token in piece.token_ids]:
-                cut = self._cut_off(pieces, ids, time.monotonic() - started)
+            if cut := self._cut_off(given, time.monotonic() - started):
                 await self._finished(self._store(request, self._planner.hand_over(plan), sampling, cut, None))
             raise
         told, rest = telling.end(sampled.completion.text)
@@ -258,13 +258,18 @@ class AgentSession:
             self._thinking = end.rstrip().endswith(REASONING_START)
         return self._thinking
 
-    def _cut_off(self, pieces: Sequence[Piece], ids: list[int], latency: float) -> Sampled:
-        """What was sampled until the agent wanted no more of it."""
-        logprobs = [value for piece in pieces for value in piece.logprobs or ()]
-        text = "".join(piece.text for piece in pieces)
+    def _cut_off(self, given: Sequence[tuple[Piece, ServerAddress]], latency: float) -> Sampled | None:
+        """What was sampled until the agent wanted no more of it; None where nothing was, or nobody knows by which weights."""
+        ids = [token for piece, _ in given for token in piece.token_ids]
+        if not ids:
+            return None
+        server, now = given[-1][1], self._route.server
+        if now.server_id == server.server_id and now.policy_version != server.policy_version:
+            return None  # they were changed under it, and where, the server would have said at its end
+        logprobs = [value for piece, _ in given for value in piece.logprobs or ()]
+        text = "".join(piece.text for piece, _ in given)
         completion = Completion(text, ids, logprobs if len(logprobs) == len(ids) else None, "abort", latency)
-        server = self._route.server
-        return Sampled(completion, server, (VersionSpan(server.policy_version, len(ids)),))
+        return Sampled(completion, server, merged(VersionSpan(s.policy_version, len(p.token_ids)) for p, s in given))
 
     async def _finished(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do it, whoever goes away meanwhile: half stored would be neither lost nor there."""

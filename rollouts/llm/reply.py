@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,13 +37,7 @@ class Reply:
     @property
     def spans(self) -> tuple[VersionSpan, ...]:
         """Which weights sampled which ids: neighbours differ, and together they cover all of them."""
-        merged: list[VersionSpan] = []
-        for span in self._spans:
-            if merged and merged[-1].version == span.version:
-                merged[-1] = VersionSpan(span.version, merged[-1].tokens + span.tokens)
-            elif span.tokens:
-                merged.append(span)
-        return tuple(merged)
+        return merged(self._spans)
 
     def left(self) -> Sampling:
         """How to sample what is missing. A seed is moved on: the same random numbers again would not be independent."""
@@ -131,6 +125,17 @@ class Reply:
                     return
         except ModelError:
             return  # the text is for people and parsers; the ids are what counts
+
+
+def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The same, with one span for neighbours of one version."""
+    kept: list[VersionSpan] = []
+    for span in spans:
+        if kept and kept[-1].version == span.version:
+            kept[-1] = VersionSpan(span.version, kept[-1].tokens + span.tokens)
+        elif span.tokens:
+            kept.append(span)
+    return tuple(kept)
 
 
 def _first(spans: Sequence[VersionSpan], tokens: int) -> list[VersionSpan]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from rollouts.llm.client import Emit, ModelClient
+from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Route
@@ -16,6 +16,9 @@ MAX_FAILURES = 3  # of servers in a row, for one reply
 # An aborted call that brought nothing is made again after so long; a server that does nothing else is given up in the end.
 ABORT_PAUSE = 0.25  # seconds
 MAX_ABORTS = 40  # in a row
+
+# As `client.Emit`, with the server that sampled the piece, as it was when it was asked.
+Emit = Callable[[Piece, ServerAddress], Awaitable[None]]
 
 
 class Sampled(NamedTuple):
@@ -100,7 +103,7 @@ async def _continue(
 
     async def give(piece: Piece) -> None:
         given.append(piece)
-        await emit(piece)
+        await emit(piece, server)
 
     try:
         part = await client.generate(server, ids, left, timeout=timeout, emit=give)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp.http_exceptions import LineTooLong
 
 from rollouts.llm.errors import ModelError
 
@@ -18,6 +19,9 @@ FIRST_BACKOFF = 0.25  # seconds; doubles, with full jitter
 CONNECT_TIMEOUT = 10.0  # seconds
 TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
 MESSAGE_LIMIT = 500  # characters of a server's own words kept in an error
+
+# Of one event: the first one of vLLM's repeats the ids of the whole prompt.
+LONGEST_EVENT = 64 * 1024 * 1024  # bytes
 
 # vLLM's front end closes idle connections after 5 s; reusing one at that moment costs a failed request.
 KEEPALIVE_SECONDS = 4.0
@@ -156,7 +160,7 @@ async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
 async def _events(response: aiohttp.ClientResponse, url: str) -> AsyncIterator[dict[str, Any]]:
     """The data of each event. Raises `ModelError` when the stream ends before its end, or carries an error."""
     try:
-        async for line in response.content:
+        while line := await response.content.readuntil(b"\n", max_size=LONGEST_EVENT):
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
@@ -166,7 +170,7 @@ async def _events(response: aiohttp.ClientResponse, url: str) -> AsyncIterator[d
             if "error" in event:
                 raise ModelError(_refusal(url, response.status, data), retryable=True, status=response.status)
             yield event
-    except (aiohttp.ClientError, ValueError) as exc:  # ValueError: a line beyond aiohttp's limit
+    except (aiohttp.ClientError, LineTooLong) as exc:
         raise ModelError(f"{url} broke off its answer: {exc}", retryable=True, status=response.status) from exc
     raise ModelError(f"{url} ended its answer before the end", retryable=True, status=response.status)
 

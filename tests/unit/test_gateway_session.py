@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -16,11 +17,11 @@ from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.requests import FunctionTool, ModelRequest
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.capabilities import Feature
-from rollouts.llm.route import FixedRoute
+from rollouts.llm.route import CallCut, FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.scripted.template import chatml_dropping_reasoning
-from rollouts.llm.types import ChatMessage, Sampling
-from tests.unit.gateways import BASH, KEY, Gateway, Memory, calls, serve
+from rollouts.llm.types import ChatMessage, Sampling, ServerAddress
+from tests.unit.gateways import BASH, KEY, Gateway, Memory, calls, open_session, serve
 
 TOOL = FunctionTool(BASH["name"], BASH["description"], BASH["parameters"])
 
@@ -268,6 +269,61 @@ async def test_a_client_that_goes_away_stops_the_model(gateway, server):
     await _until(lambda: server.aborted == 1)
     assert (await _post(gateway, "hello")).status_code == 200
     assert len(gateway.memory.calls) == 1
+
+
+class TwoVersions:
+    """A route whose first call is cut by a weight update once `update` is set."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self.server = server.address(policy_version=7)
+        self.update = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[ServerAddress]:
+        if self.update.is_set():
+            yield self.server
+            return
+        cut = asyncio.timeout(None)
+        watching = asyncio.create_task(self.update.wait())
+        watching.add_done_callback(lambda _: cut.reschedule(0))
+        try:
+            async with cut:
+                yield self.server
+        except TimeoutError as error:
+            self.server = replace(self.server, policy_version=8)
+            raise CallCut from error
+        finally:
+            watching.cancel()
+
+
+async def test_a_stream_that_is_left_after_new_weights_tells_both_versions():
+    async with ScriptedServer(token_delay=0.02) as server:
+        route = TwoVersions(server)
+        async with open_session(server, route=route) as gateway:
+            words = "ordinary words, so that the reply is long enough to be left in the middle of it"
+            events = gateway.session.stream(request(said("user", f"[[reply:{words * 5}]]")))
+            await anext(events)
+            route.update.set()
+            await _until(lambda: route.server.policy_version == 8)
+            for _ in range(5):
+                await anext(events)
+            await events.aclose()
+            (call,) = gateway.memory.calls
+    assert call.finish_reason == "abort"
+    assert [span.version for span in call.version_spans] == [7, 8]
+    assert (call.policy_version, call.policy_version_last) == (7, 8)
+    gateway.memory.validated()
+
+
+async def test_a_stream_that_is_left_while_weights_change_under_it_is_not_stored():
+    async with ScriptedServer(token_delay=0.02) as server:
+        route = FixedRoute(server.address(policy_version=7))
+        async with open_session(server, route=route) as gateway:
+            events = gateway.session.stream(request(said("user", "[[reply:ordinary words, and some more of them]]")))
+            await anext(events)
+            route.server = server.address(policy_version=8)
+            await events.aclose()
+            assert not gateway.memory.records
 
 
 async def test_more_calls_at_once_than_allowed_are_put_off(server):

@@ -12,7 +12,7 @@ from aiohttp import web
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.llm.types import ChatMessage, Sampling, ServerAddress
+from rollouts.llm.types import ChatMessage, Piece, Sampling, ServerAddress
 
 
 @pytest.fixture
@@ -48,6 +48,20 @@ async def test_ids_and_logprobs_come_back_as_sampled(client, server):
     assert all(value <= 0 for value in completion.logprobs)
     decoded = await client.detokenize(server.address(), completion.token_ids)
     assert decoded == "the number of the day<|im_end|>"
+
+
+async def test_a_stream_may_begin_with_the_ids_of_a_long_prompt(client):
+    async with ScriptedServer(max_model_len=300_000) as server:
+        known = await client.encode(server.address(), "the number of the day")
+        prompt = [max(known)] * 250_000
+        pieces = []
+
+        async def emit(piece: Piece) -> None:
+            pieces.append(piece)
+
+        completion = await client.generate(server.address(), prompt, Sampling(max_tokens=3), timeout=60, emit=emit)
+    assert [token for piece in pieces for token in piece.token_ids] == completion.token_ids
+    assert len(completion.token_ids) == 3
 
 
 async def test_equal_prompts_are_sampled_differently_and_temperature_zero_is_greedy(client, server):

@@ -124,7 +124,7 @@ async def test_a_stream_that_breaks_off_goes_on_elsewhere(client: ModelClient, s
     ids = await prompt(client, servers[0])
     pieces: list[Piece] = []
 
-    async def emit(piece: Piece) -> None:
+    async def emit(piece: Piece, server: ServerAddress) -> None:
         pieces.append(piece)
         if sum(len(p.token_ids) for p in pieces) == 5:
             await servers[0].__aexit__(None, None, None)
@@ -142,7 +142,7 @@ async def test_a_cut_call_is_made_again_and_keeps_what_was_streamed(client: Mode
     way = Way(address(servers[0], 1), address(servers[0], 2))
     given = 0
 
-    async def emit(piece: Piece) -> None:
+    async def emit(piece: Piece, server: ServerAddress) -> None:
         nonlocal given
         given += len(piece.token_ids)
         if given == 7:  # in the middle of a character
@@ -211,7 +211,7 @@ async def test_a_stop_string_across_two_parts_ends_the_reply(client: ModelClient
     way = Way(address(servers[0]), address(servers[1]))
     text = ""
 
-    async def emit(piece: Piece) -> None:
+    async def emit(piece: Piece, server: ServerAddress) -> None:
         nonlocal text
         text += piece.text
         if "th" in text:
@@ -264,7 +264,7 @@ async def test_streams_are_the_same_reply(
     await post(servers[0], "/update_weight_version", {"new_version": "4"})
     pieces: list[Piece] = []
 
-    async def emit(piece: Piece) -> None:
+    async def emit(piece: Piece, server: ServerAddress) -> None:
         pieces.append(piece)
 
     route = FixedRoute(address(servers[0], 1, *features))
