@@ -60,7 +60,7 @@ FIX = "echo 'def f(): return 2' > lib.py; ls"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
 def recipes() -> list[list[str]]:
@@ -135,14 +135,14 @@ def check(platform: Platform, rollout: dict[str, Any], *, calls: int, tools: lis
     assert all(call["sampled_ids"] and call["logprobs"] for call in stored)
     used = platform.rows("SELECT * FROM rollouts_toolcall WHERE rollout_id = %s ORDER BY turn, index", rollout["id"])
     assert [tool["name"] for tool in used] == tools
-    assert all("lib.py" in tool["output"] for tool in used)
+    assert all("lib.py" in tool["output"] for tool in used[:-1])  # nobody told the model what came of the last one
     assert "0 wrong" in platform.manage("check_tokens", "--run", str(rollout["run_id"]))
 
 
 def test_mini_swe_agent(platform: Platform):
     submit = tool_call("bash", command=f"{DONE}; echo fixed")
     rollout = play(platform, "mini", tool_call("bash", command=FIX), submit)
-    check(platform, rollout, calls=2, tools=["bash"])
+    check(platform, rollout, calls=2, tools=["bash", "bash"])
     assert rollout["artefacts"]["answer"] == "fixed\n"
 
 
@@ -154,7 +154,7 @@ def test_mini_swe_agent_without_tool_calls(platform: Platform):
 def test_openhands(platform: Platform):
     finish = tool_call("finish", message="It returns 2 now.")
     rollout = play(platform, "openhands", tool_call("terminal", command=FIX), finish)
-    check(platform, rollout, calls=2, tools=["terminal"])
+    check(platform, rollout, calls=2, tools=["terminal", "finish"])
     assert rollout["artefacts"]["answer"] == "It returns 2 now."
 
 
