@@ -10,7 +10,6 @@ Parsing never raises. What is wrong with a reply comes back as sentences for the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -119,11 +118,15 @@ def _check_arguments(name: str, arguments: Mapping[str, Any], schema: Mapping[st
             return (
                 f'The argument "{argument}" of "{name}" must be of type {properties[argument]["type"]}, not {_type_of(value)}.'
             )
-    try:
-        unstorable = "\\u0000" in json.dumps(arguments, ensure_ascii=False).encode().decode()
-    except UnicodeEncodeError:
-        unstorable = True
-    return f'The call of "{name}" contains a NUL or half of a surrogate pair. Leave it out.' if unstorable else None
+    return f'The call of "{name}" contains a NUL. Leave it out.' if _holds_nul(arguments) else None
+
+
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, Mapping):
+        return any(_holds_nul(part) for item in value.items() for part in item)
+    return isinstance(value, list) and any(map(_holds_nul, value))
 
 
 def _is_typed(value: Any, wanted: Any) -> bool:

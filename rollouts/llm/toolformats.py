@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from rollouts.llm import portable_json
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -92,7 +94,7 @@ class _Hermes(_Tagged):
         start += len(OPEN)
         try:
             value, end = _decode_json(text, start)
-        except (ValueError, RecursionError) as exc:
+        except ValueError as exc:
             if CLOSE not in text[start:]:
                 raise self._unclosed() from exc
             raise ValueError(f"A {OPEN} does not hold valid JSON ({_reason(exc, text, start)}). {self.shape}") from exc
@@ -149,7 +151,7 @@ class _Llama3Json:
         inside = start + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, start) else start
         try:
             value, end = _decode_json(text, inside)
-        except (ValueError, RecursionError) as exc:
+        except ValueError as exc:
             raise Unclosed(f"The call is not valid JSON ({_reason(exc, text, inside)}). {self.shape}") from exc
         fields = value if isinstance(value, dict) else {}
         return RawCall(fields.get("name"), fields.get("parameters", fields.get("arguments")), end)
@@ -201,13 +203,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _decode_json(text: str, start: int) -> tuple[Any, int]:
-    # Not strict: models write line breaks into strings as they are, and what is meant is clear.
-    decoder = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
-    return decoder.raw_decode(text, _skip_space(text, start))
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    return portable_json.decode(text, _skip_space(text, start))
 
 
 def _reason(exc: Exception, text: str, start: int) -> str:
@@ -232,7 +228,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if not types or types == {"string"}:
         return text
     try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
+        value = portable_json.loads(text)
+    except ValueError:
         return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
     return text if isinstance(value, str) or ("string" in types and value is not None) else value

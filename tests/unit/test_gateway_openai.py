@@ -126,6 +126,21 @@ async def test_a_call_that_cannot_be_read_is_text(gateway, client):
     assert message.finish_reason == "stop" and message.message.content == text
 
 
+@pytest.mark.parametrize("value", ["1e999", "1" + "0" * 30, '{"a":' * 300 + "1" + "}" * 300, '"\\ud800"'])
+async def test_calls_that_not_everybody_could_read_are_text(gateway, client, value):
+    text = f'<tool_call>{{"name": "bash", "arguments": {{"command": {value}}}}}</tool_call>'
+    answer = await client.chat.completions.create(model="m", messages=[user(f"[[reply:{text}]]")], tools=TOOLS, max_tokens=4000)
+    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (text, None)
+    sent = {"id": "a", "type": "function", "function": {"name": "bash", "arguments": f'{{"command": {value}}}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [sent]},
+        {"role": "tool", "content": "", "tool_call_id": "a"},
+    ]
+    messages = [{"role": "user", "content": "Go on."}, *history]
+    answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+    assert answer.choices[0].finish_reason == "stop"
+
+
 async def test_raw_prompts_go_on_from_the_ids_they_begin_with(gateway, client):
     first = await client.completions.create(model="m", prompt=[300, 301, 302], max_tokens=5, logprobs=1)
     sampled = gateway.memory.calls[0].sampled_ids

@@ -104,11 +104,19 @@ def test_line_breaks_inside_strings_and_tags_inside_code_are_understood():
         ('<tool_call>{"name": "bash", "arguments": {"command": "a\\u0000"}}</tool_call>', "NUL"),
         ('<tool_call>{"name": "bash", "arguments": {"command": "\\ud800"}}</tool_call>', "surrogate"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "valid JSON"),
+        ('<tool_call>{"name": "search", "arguments": {"query": "x", "limit": 1e999}}</tool_call>', "too large for a number"),
+        ('<tool_call>{"name": "search", "arguments": {"query": "x", "limit": 1' + "0" * 30 + "}}</tool_call>", "64-bit"),
+        ('<tool_call>{"name": "search", "arguments": ' + '{"query":' * 300 + "1" + "}" * 301 + "</tool_call>", "valid JSON"),
         ("```python\nprint(1)", "block is not closed"),
     ],
 )
 def test_what_is_wrong_is_said(text, message):
     assert message in only_error(text)
+
+
+def test_code_may_speak_of_nul():
+    reply = parse_reply('<tool_call>{"name": "bash", "arguments": {"command": "printf \'\\\\u0000\'"}}</tool_call>', TOOLS)
+    assert reply.calls[0].arguments == {"command": "printf '\\u0000'"}
 
 
 @pytest.mark.parametrize("broken", ["<tool_call>{oops</tool_call>", "<tool_call>{oops\n"])

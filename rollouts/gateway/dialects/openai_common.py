@@ -10,6 +10,7 @@ from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.fields import Fields
 from rollouts.gateway.replies import CallOut, Reply
 from rollouts.gateway.requests import FunctionTool
+from rollouts.llm import portable_json
 
 _TYPES = {
     Kind.INVALID: "invalid_request_error",
@@ -38,8 +39,8 @@ def error_body(error: CallRefused) -> dict[str, Any]:
 def read_arguments(text: str) -> Any:
     """The arguments of a call as an object, or as the text that they are when they are no JSON object."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = portable_json.loads(text)
+    except ValueError:
         return text
     return value if isinstance(value, dict) else text
 
