@@ -137,7 +137,7 @@ async def test_calls_that_not_everybody_could_read_are_text(gateway, client, val
         {"role": "tool", "content": "", "tool_call_id": "a"},
     ]
     messages = [{"role": "user", "content": "Go on."}, *history]
-    answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+    answer = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
     assert answer.choices[0].finish_reason == "stop"
 
 
