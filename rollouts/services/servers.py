@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,7 @@ def register_server(
     taken too; its trajectories cannot be trained on. `max_model_len` is for servers that do not tell it, or bounds it.
     """
     url = url.rstrip("/")
+    _check_url(url)
     _check(capacity=capacity, tool_format=tool_format, max_model_len=max_model_len)
     found = _probe(url, api_key, model, tokenizer)
     if not model and len(found.models) == 1:
@@ -150,6 +152,13 @@ def _state_values(server: LLMServer, changes: ServerChanges) -> dict[str, Any]:
         raise Conflict("A weight update failed on this server.", [FieldError("/state", fix)])
     # Whatever became of it meanwhile is found out at once.
     return {"admission": _ADMISSIONS[changes.state], "last_probe_at": None}
+
+
+def _check_url(url: str) -> None:
+    if not re.match(r"https?://[^/]", url):
+        raise Refused.field("/url", f"Begin with http:// or https://, such as http://{url.partition('://')[2] or url}.")
+    if url.endswith("/v1"):
+        raise Refused.field("/url", f"Name the root of the server, without /v1: {url.removesuffix('/v1')}.")
 
 
 def _check(*, capacity: int | None, tool_format: str | None, max_model_len: int | None = None) -> None:

@@ -39,7 +39,11 @@ def test_what_is_refused_says_why() -> None:
     assert f"There is no server 'http://elsewhere'. Registered: {url}" in err
     code, _, err = run("register", "http://127.0.0.1:9", "tiny")
     assert code == 1
-    assert "did not answer as an LLM server" in err
+    assert err.endswith("did not answer as an LLM server: http://127.0.0.1:9/v1/models is unreachable: Connection refused\n")
+    for url, fix in (("gpu-1:8000", "such as http://gpu-1:8000."), ("http://gpu-1:8000/v1", "without /v1: http://gpu-1:8000.")):
+        code, _, err = run("register", url, "tiny")
+        assert code == 1
+        assert fix in err
     Project.objects.create(name="beta")
     code, _, err = run("register", "http://127.0.0.1:9", "tiny")
     assert code == 1

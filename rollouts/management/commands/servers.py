@@ -45,8 +45,8 @@ class Command(BaseCommand):
             else:
                 self._change(action, _find(options["server"]))
         except Refused as refused:
-            said = [f"{error.pointer.lstrip('/')}: {error.detail}" for error in refused.errors]
-            raise CommandError(" ".join([refused.detail, *(line for line in said if refused.detail not in line)])) from None
+            more = [f"{e.pointer.lstrip('/')}: {e.detail}" for e in refused.errors if e.detail not in refused.detail]
+            raise CommandError(" ".join([refused.detail, *more])) from None
 
     def _list(self) -> None:
         rows = [(row, fleet.policy.name) for fleet in fleets(policies_of(Project.objects.all())) for row in fleet.rows]
