@@ -40,7 +40,7 @@ class ToolStep:
 
 @dataclass
 class Turn:
-    """One model call with what led to it (`messages`: system and user) and what it asked for (`tools`)."""
+    """One model call with what led to it (`messages`, also earlier replies that an agent brings along) and its `tools`."""
 
     number: int
     messages: list[Message] = field(default_factory=list)
@@ -71,22 +71,21 @@ def calls_of(rollout: Rollout, attempt: int) -> QuerySet[ModelCall]:
 def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
     """The turns of the newest attempt that come after turn `after`, in four queries."""
     found: dict[int, Turn] = {}
-    replied: set[int] = set()
-    answers: dict[int, list[str]] = defaultdict(list)  # what the model was told of its tool calls, in their order
+    said: dict[int, list[Message]] = defaultdict(list)
+    answers: dict[int, list[str]] = {}  # what the model was told of its tool calls, in their order
 
     def at(number: int) -> Turn:
         return found.setdefault(number, Turn(number))
 
     scope = {"rollout": rollout, "attempt": rollout.attempt, "turn__gt": after}
     for message in Message.objects.filter(**scope).order_by("index"):
-        turn = at(message.turn)
-        if message.role == "assistant":
-            turn.reply = message.content
-            replied.add(turn.number)
-        elif turn.number in replied:
-            answers[turn.number].append(message.content)
-        else:
-            turn.messages.append(message)
+        said[message.turn].append(message)
+    for number, messages in said.items():
+        # An agent may put words into the model's mouth before it asks: its own are the last.
+        reply = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
+        at(number).messages = messages[:reply]
+        at(number).reply = "".join(message.content for message in messages[reply : reply + 1])
+        answers[number] = [message.content for message in messages[reply + 1 :]]
     for call in calls_of(rollout, rollout.attempt).filter(turn__gt=after):
         turn = at(call.turn)
         turn.call = call
@@ -97,7 +96,7 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
     for tool_call in ToolCall.objects.filter(**scope).order_by("turn", "index"):
         at(tool_call.turn).tools.append(ToolStep(tool_call, pictures=pictures[tool_call.turn, tool_call.index]))
     for turn in found.values():
-        for step, answer in zip(turn.tools, answers[turn.number], strict=False):
+        for step, answer in zip(turn.tools, answers.get(turn.number, []), strict=False):
             step.seen = "" if answer == _expected_answer(step.call) else answer
     return [found[number] for number in sorted(found)]
 

@@ -20,7 +20,7 @@ _WHY = {
     SegmentCause.NO_IDS: "the server gave no token ids for the reply before it",
     SegmentCause.EDITED: "the agent changed, dropped or summarised earlier messages",
     SegmentCause.SUBAGENT: "a conversation of its own began, with another system prompt or first message",
-    SegmentCause.SIBLING: "the same prompt was sampled again",
+    SegmentCause.SIBLING: "the agent went back: another sample of the same prompt, or another way on from an earlier reply",
 }
 _NAMES = {SegmentCause.SUBAGENT: "sub-agent", SegmentCause.SIBLING: "other sample", SegmentCause.EDITED: "edited copy"}
 

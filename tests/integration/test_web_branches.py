@@ -119,6 +119,16 @@ class TestPage:
         page = text(owner, f"/rollouts/{rollout.pk}/live/?after=0&attempt=1&branch=1")
         assert [number for number in range(4) if f'id="t{number}"' in page] == [1, 3]
 
+    def test_replies_that_an_agent_brings_along_are_shown_with_what_follows_them(self, world: WebWorld, owner: Client) -> None:
+        rollout = rollout_of(world, START)
+        Message.objects.filter(rollout=rollout, role="assistant").update(index=9)
+        brought = [("user", "first example"), ("assistant", "put there"), ("user", "the question")]
+        for index, (role, content) in enumerate(brought, start=2):
+            Message.objects.create(rollout=rollout, attempt=rollout.attempt, turn=0, index=index, role=role, content=content)
+        page = text(owner, f"/rollouts/{rollout.id}/")
+        places = [page.find(words) for words in ("first example", "put there", "the question", "reply 0")]
+        assert -1 not in places and places == sorted(places)
+
     def test_weights_that_changed_within_a_reply(self, world: WebWorld, owner: Client) -> None:
         rollout = rollout_of(world, START, ON)
         spans = {"policy_version": 13, "policy_version_last": 14}
