@@ -33,7 +33,9 @@ class Command(BaseCommand):
             calls += check.calls
             if check.problem:
                 problems += 1
-                self.stdout.write(f"{self.style.ERROR('WRONG')} rollout {check.rollout_id} attempt {check.attempt}: {check.problem}")
+                self.stdout.write(
+                    f"{self.style.ERROR('WRONG')} rollout {check.rollout_id} attempt {check.attempt}: {check.problem}"
+                )
             if check.fidelity is not None:
                 badges[check.fidelity] += 1
         found = ", ".join(f"{count} {badge}" for badge, count in sorted(badges.items())) or "none"
