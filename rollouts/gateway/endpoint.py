@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import structlog
@@ -33,9 +33,10 @@ _STREAM_HEADERS = [
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one request."""
+    """Bounds on one request, and on those of a session that are under way."""
 
-    body_bytes: int = 64 * 1024 * 1024
+    body_bytes: int = 16 * 1024 * 1024
+    session_bytes: int = 32 * 1024 * 1024  # of all bodies that are not answered yet: in memory they are many times that
     body_seconds: float = 60.0  # for all of the body to arrive
     keep_alive_seconds: float = 15.0  # a stream is never silent for longer
 
@@ -60,23 +61,31 @@ class Endpoint:
 
     async def _serve(self, request: Request, answer: _Answer) -> None:
         session = await find_session(self._directory, request)
-        body = Fields.parse(await self._body(request))
-        asked = self._dialect.read(body, model=request.path_params.get("model", ""), remembered=session.remembered)
-        work = self._stream(session, asked, answer) if asked.stream else self._whole(session, asked, answer)
-        await _while_connected(request.receive, work)
+        with _Load(session) as load:
+            asked = self._read(await self._body(request, load), request, session)
+            work = self._stream(session, asked, answer) if asked.stream else self._whole(session, asked, answer)
+            await _while_connected(request.receive, work)
 
-    async def _body(self, request: Request) -> bytes:
-        parts, size = [], 0
+    def _read(self, body: Fields, request: Request, session: AgentSession) -> ModelRequest:
+        return self._dialect.read(body, model=request.path_params.get("model", ""), remembered=session.remembered)
+
+    async def _body(self, request: Request, load: _Load) -> Fields:
+        parts = []
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 async for part in request.stream():
                     parts.append(part)
-                    size += len(part)
-                    if size > self._limits.body_bytes:
+                    load.add(len(part))
+                    if load.size > self._limits.body_bytes:
                         raise CallRefused(Kind.TOO_LARGE, f"the body is larger than {self._limits.body_bytes} bytes")
+                    if load.of_session > self._limits.session_bytes:
+                        message = (
+                            f"this session's requests under way are larger than {self._limits.session_bytes} bytes together"
+                        )
+                        raise CallRefused(Kind.TOO_MANY, message, retry_after=1)
         except TimeoutError as exc:
             raise CallRefused(Kind.TOO_SLOW, "the body did not arrive in time") from exc
-        return b"".join(parts)
+        return Fields.parse(b"".join(parts))
 
     async def _whole(self, session: AgentSession, asked: ModelRequest, answer: _Answer) -> None:
         if asked.n == 1:
@@ -101,9 +110,10 @@ class CountEndpoint(Endpoint):
 
     async def _serve(self, request: Request, answer: _Answer) -> None:
         session = await find_session(self._directory, request)
-        body = Fields.parse(await self._body(request))
-        asked = self._counting.read_to_count(body, model=request.path_params.get("model", ""))
-        await answer.whole(self._counting.counted(await session.count_tokens(asked)))
+        with _Load(session) as load:
+            body = await self._body(request, load)
+            asked = self._counting.read_to_count(body, model=request.path_params.get("model", ""))
+            await answer.whole(self._counting.counted(await session.count_tokens(asked)))
 
 
 class ModelsEndpoint(Endpoint):
@@ -118,6 +128,28 @@ class ModelsEndpoint(Endpoint):
     async def _serve(self, request: Request, answer: _Answer) -> None:
         session = await find_session(self._directory, request)
         await answer.whole(self._describe(session.model))
+
+
+class _Load:
+    """The size of a body, which counts among those of its session for as long as the request is under way."""
+
+    def __init__(self, session: AgentSession) -> None:
+        self.size = 0
+        self._session = session
+
+    @property
+    def of_session(self) -> int:
+        return self._session.bytes_under_way
+
+    def add(self, size: int) -> None:
+        self.size += size
+        self._session.bytes_under_way += size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._session.bytes_under_way -= self.size
 
 
 class _Answer:
@@ -180,7 +212,8 @@ async def find_session(directory: SessionDirectory, request: Request) -> AgentSe
     )
     session = await directory.find(key) if key else None
     if session is None:
-        raise CallRefused(Kind.UNAUTHENTICATED, "no open session has this key" if key else "a key is required")
+        unknown = "no open session has this key, which is the session's own and not a project's API key"
+        raise CallRefused(Kind.UNAUTHENTICATED, unknown if key else "a key is required")
     return session
 
 

@@ -11,6 +11,9 @@ import orjson
 from rollouts.gateway.errors import CallRefused, Kind, refuse
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_NAME_CHARACTERS = 500
+MAX_ITEMS = 20_000  # of any list; more would hold up everybody else for seconds
 
 
 class Fields:
@@ -55,6 +58,13 @@ class Fields:
             raise self.refuse(name, "must be a string")
         return value
 
+    def model(self) -> str:
+        """The model that is asked for. It is repeated in every chunk of an answer."""
+        name = self.text("model")
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise self.refuse("model", f"must be a string of up to {MAX_NAME_CHARACTERS} characters")
+        return name
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._values.get(name)
         if value is None:
@@ -95,6 +105,8 @@ class Fields:
             return []
         if not isinstance(value, list):
             raise self.refuse(name, "must be a list")
+        if len(value) > MAX_ITEMS:
+            raise self.refuse(name, f"must be a list of up to {MAX_ITEMS} items")
         return value
 
     def objects(self, name: str) -> list[Fields]:
@@ -105,8 +117,9 @@ class Fields:
         """One non-empty string or a list of them."""
         value = self._values.get(name)
         values = [value] if isinstance(value, str) else self.items(name)
-        if len(values) > limit or not all(isinstance(one, str) and one for one in values):
-            raise self.refuse(name, f"must be a string or a list of up to {limit} strings, none of them empty")
+        if len(values) > limit or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_CHARACTERS for one in values):
+            form = f"none of them empty or longer than {MAX_STOP_CHARACTERS} characters"
+            raise self.refuse(name, f"must be a string or a list of up to {limit} strings, {form}")
         return tuple(values)
 
     def only(self, known: Collection[str], harmless: Mapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
 from rollouts.llm.turns import Tools
 from rollouts.llm.types import ChatMessage, SegmentCause
 
+MAX_TOOLS_CHARACTERS = 500_000  # renders of them are kept
+
 
 @dataclass
 class Plan:
@@ -56,7 +58,7 @@ class Planner:
         if takes_messages_only(self._route.server):
             return self._plan_without_ids(offer, keys)
         plan = Plan(offer, keys, shown=await self._shown_tools(request))
-        if same := self._branches.same_prompt(offer, keys):
+        if (same := self._branches.same_prompt(offer, keys)) and same.length:
             plan.prompt_ids = plan.context_ids = self._branches.ids(same)
             return plan
         found = self._branches.latest_point(offer, keys)
@@ -154,7 +156,10 @@ class Planner:
 def _offer_key(request: ModelRequest) -> Key:
     if not request.tools:
         return ""
-    return keys_of([{"role": "system", "content": json.dumps([tool.described() for tool in request.tools], sort_keys=True)}])[0]
+    written = json.dumps([tool.described() for tool in request.tools], sort_keys=True)
+    if len(written) > MAX_TOOLS_CHARACTERS:
+        raise refuse("tools", f"must be up to {MAX_TOOLS_CHARACTERS} characters together, not {len(written)}")
+    return keys_of([{"role": "system", "content": written}])[0]
 
 
 def _why_not(point: Point) -> SegmentCause:

@@ -61,6 +61,7 @@ class AgentSession:
         self.model = model
         self.calls = 0  # stored so far
         self.overflows = 0  # calls refused because their prompt left no room
+        self.bytes_under_way = 0  # of requests, for the endpoints
         self.remembered: OrderedDict[str, Sequence[ChatMessage]] = OrderedDict()  # conversations that requests may name
         self.failure: ModelError | None = None  # of the last call, when it failed for the servers' fault
         self._client = client

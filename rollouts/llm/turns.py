@@ -8,6 +8,7 @@ section about tools stand before it and drop out. docs/adr/0004-token-fidelity.m
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,8 @@ class _Template:
         self, render: Render, server: ServerAddress, tools: Tools | None, template_kwargs: Mapping[str, Any] | None
     ) -> None:
         self._render, self._server, self._tools, self._kwargs = render, server, tools or None, template_kwargs or None
-        self.key = (server.url, server.model, server.tokenizer, json.dumps([self._tools, self._kwargs]))
+        inputs = json.dumps([self._tools, self._kwargs]).encode()
+        self.key = (server.url, server.model, server.tokenizer, hashlib.blake2b(inputs, digest_size=16).digest())
 
     async def ids(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = False) -> list[int]:
         return await self._render(

@@ -30,7 +30,7 @@ PATHS = {
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    async with ScriptedServer() as server, serve(server, Limits(body_bytes=100_000)) as gateway:
+    async with ScriptedServer() as server, serve(server, Limits(body_bytes=1_500_000)) as gateway:
         yield gateway
 
 
@@ -61,7 +61,7 @@ async def test_keys_bodies_and_methods(gateway, http, path):
         (await http.post(path, content=b"not json"), 400),
         (await http.post(path, content=b"[1]"), 400),
         (await http.post(path, content=b'{"a":' * 2000), 400),
-        (await http.post(path, json={"model": "x" * 200_000}), 413),
+        (await http.post(path, json={"model": "x" * 2_000_000}), 413),
         (await http.post(path, json=PATHS[path] | {"unheard_of": 1}), 400),
         (await http.get(path), 405),
     ]:
@@ -101,6 +101,10 @@ async def test_keys_come_in_several_headers(gateway, headers):
         ("tool_choice", {"type": "function", "function": {"name": "bash"}}),
         ("tools.0.type", [{"type": "custom"}]),
         ("tools.0.function.name", [{"type": "function", "function": {}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "description": "long" * 130_000}}]),
+        ("stop", ["x" * 2000]),
+        ("model", "m" * 1000),
+        ("messages", [{"role": "user", "content": ""}] * 30_000),
         ("messages", []),
         ("messages.0.role", [{"role": "robot", "content": ""}]),
         ("messages.0.content", [{"role": "user", "content": 5}]),
@@ -142,6 +146,28 @@ async def test_servers_that_fail_are_no_ones_reply(gateway, http):
         answer = await http.post(f"{empty.url}/v1/chat/completions", json={"messages": MESSAGES})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert empty.session.failure is not None and empty.memory.records == []
+
+
+async def test_the_requests_of_a_session_are_bounded_together():
+    limits = Limits(body_bytes=5000, session_bytes=7000)
+    async with ScriptedServer() as server, serve(server, limits) as gateway:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as http:
+            content = "[[delay:60]]" + "x" * 4000
+            one = asyncio.create_task(
+                http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+            )
+            async with asyncio.timeout(20):
+                while not server.running:
+                    await asyncio.sleep(0.005)
+            body = {"messages": [{"role": "user", "content": "x" * 4000}]}
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            one.cancel()
+            async with asyncio.timeout(20):
+                while gateway.session.bytes_under_way:
+                    await asyncio.sleep(0.005)
+            assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
 async def test_a_body_that_never_ends_is_given_up():

@@ -60,7 +60,7 @@ class AnthropicMessages:
         choice = body.object("tool_choice")
         return ModelRequest(
             dialect=self.name,
-            model=body.text("model"),
+            model=body.model(),
             messages=tuple(messages),
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
             may_call=_read_may_call(choice),

@@ -54,7 +54,7 @@ class OpenAIChat:
         options = body.object("stream_options")
         return ModelRequest(
             dialect=self.name,
-            model=body.text("model"),
+            model=body.model(),
             messages=messages,
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
             may_call=read_may_call(body),

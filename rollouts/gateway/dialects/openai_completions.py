@@ -40,7 +40,7 @@ class OpenAICompletions:
         options = body.object("stream_options")
         return ModelRequest(
             dialect=self.name,
-            model=body.text("model"),
+            model=body.model(),
             prompt=_read_prompt(body),
             wishes=read_wishes(body, "max_tokens"),
             n=body.integer("n", 1, MAX_CHOICES) or 1,

@@ -49,7 +49,7 @@ class OpenAIResponses:
         system: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
         return ModelRequest(
             dialect=self.name,
-            model=body.text("model"),
+            model=body.model(),
             messages=(*system, *messages),
             remember=tuple(messages),
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),

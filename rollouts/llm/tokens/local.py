@@ -16,9 +16,9 @@ from rollouts.llm.tokens.files import DEFAULT, TOOL_USE, TokenizerFilesError, re
 from rollouts.llm.turns import Tools
 from rollouts.llm.types import ChatMessage
 
-INLINE_CHARACTERS = (
-    4000  # about 3 ms; a longer prompt is encoded in a thread, as it would keep the process's other rollouts waiting
-)
+# A longer conversation is rendered in a thread, as it would keep the process's other rollouts waiting: about 3 ms.
+INLINE_CHARACTERS = 4000
+_MESSAGE_CHARACTERS = 40  # what a template takes for a message of none
 # What a caller may not set: they are the render's own.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
@@ -74,10 +74,15 @@ class LocalTokenizer:
     ) -> list[int]:
         """The ids of a prompt. Raises as `render_text` does."""
 
-        text = self.render_text(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
-        )
-        return self.encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(self.encode, text)
+        def rendered() -> list[int]:
+            return self.encode(
+                self.render_text(
+                    messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+                )
+            )
+
+        size = sum(len(message["content"]) + _MESSAGE_CHARACTERS for message in messages)
+        return rendered() if size <= INLINE_CHARACTERS else await asyncio.to_thread(rendered)
 
 
 class LocalTokenizers:
