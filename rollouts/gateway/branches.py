@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rollouts.llm.buffer import TokenBuffer
+from rollouts.llm.segment_ids import SegmentIds
 from rollouts.llm.types import ChatMessage
 
 Key = str  # a digest in hex
@@ -72,7 +72,7 @@ class Branches:
     """All points of a session. `offer` is a digest of the tools: what they are is part of every prompt."""
 
     def __init__(self) -> None:
-        self.buffer = TokenBuffer()
+        self.segments = SegmentIds()
         self._points: dict[tuple[Key, Key], Point] = {}
         self._prompts: dict[tuple[Key, Key], Prompt] = {}
         self._seen: dict[Key, int] = {}  # the segment in which a conversation was first seen
@@ -80,11 +80,11 @@ class Branches:
 
     def ids(self, place: Point | Prompt) -> list[int]:
         """The ids that lead up to here."""
-        return self.buffer.segments[place.segment].ids[: place.length]
+        return self.segments.first(place.segment, place.length)
 
     def reserve(self, place: Point | Prompt) -> bool:
         """Whether the call of the caller may go on in the segment of this place: nothing else does, nor has."""
-        if place.segment in self._busy or place.length != len(self.buffer.segments[place.segment].ids):
+        if place.segment in self._busy or place.length != self.segments.length(place.segment):
             return False
         self._busy.add(place.segment)
         return True
@@ -106,11 +106,7 @@ class Branches:
 
     def extended(self, ids: Sequence[int]) -> Prompt | None:
         """The longest segment that these ids go on from."""
-        ends = [
-            Prompt(number, length)
-            for number, segment in enumerate(self.buffer.segments)
-            if segment.can_go_on and (length := len(segment.ids)) < len(ids) and segment.ids == ids[:length]
-        ]
+        ends = [Prompt(number, self.segments.length(number)) for number in self.segments.extended_by(array("i", ids))]
         return max(ends, key=lambda end: end.length, default=None)
 
     def shared(self, keys: Sequence[Key]) -> tuple[int | None, int]:

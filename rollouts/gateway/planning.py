@@ -112,7 +112,7 @@ class Planner:
             return SegmentCause.SIBLING, same.segment
         if plan.point is not None:
             return plan.not_continued or SegmentCause.SIBLING, plan.point.segment
-        if not self._branches.buffer.segments:
+        if not len(self._branches.segments):
             return SegmentCause.START, None
         if not request.messages:
             return SegmentCause.SUBAGENT, None

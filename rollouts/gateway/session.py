@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rollouts.engine.errors import AttemptSuperseded
@@ -103,7 +102,7 @@ class AgentSession:
     @property
     def fidelity(self) -> Fidelity:
         """The badge so far."""
-        return self._branches.buffer.fidelity
+        return self._branches.segments.fidelity
 
     async def reply(self, request: ModelRequest) -> Reply:
         """One reply, stored before it is returned. Raises `CallRefused`, `SessionClosed`, and what the recorder raises."""
@@ -301,28 +300,17 @@ class AgentSession:
     def _record_of(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, sampled: Sampled, told: Told | None
     ) -> ModelCallRecord:
-        completion, server, spans = sampled
         reply_key = keys_of([told.message()], plan.keys[-1])[-1] if told and request.prompt is None else ""
         segment, cause, parent = plan.segment, "", None
         if segment is None:
-            segment = len(self._branches.buffer.segments)
+            segment = len(self._branches.segments)
             cause, parent = self._planner.why_new(request, plan)
-        return ModelCallRecord(
+        return sampled.record(
             turn=self._next_turn,
             segment=segment,
             context_ids=plan.context_ids,
-            sampled_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            text=completion.text,
-            finish_reason=completion.finish_reason,
             prompt_tokens=len(plan.prompt_ids),
-            policy=server.policy,
-            policy_version=spans[0].version if spans else server.policy_version,
-            server_id=server.server_id,
-            latency=completion.latency,
-            sampling=asdict(sampling) | {"stop": list(sampling.stop)},
-            policy_version_last=spans[-1].version if spans else None,
-            version_spans=spans if len(spans) > 1 else (),
+            sampling=sampling,
             opened_by=cause,
             parent_segment=parent,
             dialect=request.dialect,
@@ -363,7 +351,7 @@ class AgentSession:
     def _grow(self, call: ModelCallRecord, reasoned: str) -> None:
         """Take a stored call into the tree. `reasoned` is a reply before it that contains reasoning."""
         offer, prompt_key, reply_key = call.conversation_key.split(" ")
-        self._branches.buffer.add(call)
+        self._branches.segments.add(call)
         self._branches.add_prompt(offer, prompt_key, Prompt(call.segment, call.prompt_tokens))
         self.calls += 1
         if not reply_key:

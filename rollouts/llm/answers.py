@@ -20,6 +20,8 @@ _FINISH_REASONS: dict[str, FinishReason] = {
     "abort": "abort",
 }
 
+_MAX_ID = 2**31 - 1
+
 
 def parse_completion(answer: dict[str, Any], latency: float) -> Completion:
     """The first choice of a completion answer. Raises `ModelError` when it is malformed or a logprob is not finite."""
@@ -45,8 +47,12 @@ def token_list(answer: dict[str, Any], key: str) -> list[int]:
 def _token_ids(value: Any) -> list[int]:
     if value is None:
         return []
-    if not isinstance(value, list) or not set(map(type, value)) <= {int} or min(value, default=0) < 0:
-        raise ModelError("the answer's token ids are not a list of natural numbers", retryable=True)
+    if (
+        not isinstance(value, list)
+        or not set(map(type, value)) <= {int}
+        or not 0 <= min(value, default=0) <= max(value, default=0) <= _MAX_ID
+    ):
+        raise ModelError("the answer's token ids are not a list of natural numbers of 31 bits", retryable=True)
     return value
 
 

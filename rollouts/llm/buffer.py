@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from rollouts.lifecycle import Fidelity
+from rollouts.llm.segment_ids import badge, check_place
 from rollouts.llm.types import ModelCallRecord
 
 NOT_SAMPLED = -1  # in place of a policy version
@@ -55,26 +56,16 @@ class TokenBuffer:
         return buffer
 
     @property
-    def ids(self) -> list[int]:
-        """The ids of the newest segment; empty before the first call."""
-        return self.segments[-1].ids if self.segments else []
-
-    @property
     def fidelity(self) -> Fidelity:
         """The badge of what was added so far."""
-        if self._text_only:
-            return Fidelity.TEXT_ONLY
-        return Fidelity.SEGMENTED if len(self.segments) > 1 else Fidelity.TOKEN_EXACT
+        return badge(len(self.segments), text_only=self._text_only)
 
     def add(self, call: ModelCallRecord) -> None:
-        """Append a call. Raises ValueError when its segment is neither there nor the next, or cannot be continued."""
+        """Append a call. Raises ValueError as `check_place` does."""
+        check_place(call, len(self.segments), lambda number: self.segments[number].can_go_on)
         if call.segment == len(self.segments):
             self.segments.append(Segment())
-        elif not 0 <= call.segment < len(self.segments):
-            raise ValueError(f"turn {call.turn} is of segment {call.segment}, but there are {len(self.segments)} segments")
         segment = self.segments[call.segment]
-        if not segment.can_go_on:
-            raise ValueError(f"turn {call.turn} continues a reply whose ids are not known")
         segment.ids += call.context_ids + call.sampled_ids
         segment.mask += [0] * len(call.context_ids) + [1] * len(call.sampled_ids)
         segment.versions += [NOT_SAMPLED] * len(call.context_ids)

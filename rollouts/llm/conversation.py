@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from rollouts.lifecycle import Fidelity
-from rollouts.llm.buffer import TokenBuffer
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import sample
+from rollouts.llm.segment_ids import SegmentIds
 from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause
 
 
@@ -35,7 +33,7 @@ class Conversation:
         self._sampling = sampling
         self._call_timeout = call_timeout
         self._require_token_ids = require_token_ids
-        self._buffer = TokenBuffer()
+        self._segments = SegmentIds()
         self._answered = 0  # how many of `messages` the model has seen or said
         self._last_id: int | None = None  # the last reply's last id; None before the first reply and after one without ids
         self._was_cut = False  # the last reply ended at a limit or stop string
@@ -43,12 +41,17 @@ class Conversation:
     @property
     def fidelity(self) -> Fidelity:
         """The badge so far."""
-        return self._buffer.fidelity
+        return self._segments.fidelity
 
     @property
     def context_left(self) -> int:
         """Tokens of the model's context that the last reply left free."""
-        return max(0, self._route.server.max_model_len - len(self._buffer.ids))
+        return max(0, self._route.server.max_model_len - self._length)
+
+    @property
+    def _length(self) -> int:
+        """Of the newest segment, in ids."""
+        return self._segments.length(len(self._segments) - 1) if len(self._segments) else 0
 
     def append(self, *messages: ChatMessage) -> None:
         """Add messages for the next `sample` to send."""
@@ -63,34 +66,25 @@ class Conversation:
         context_ids = await self._continuation()
         if context_ids is None:
             context_ids = await self._client.render(self._route.server, self.messages, add_generation_prompt=True)
-            prompt_ids, segment = context_ids, len(self._buffer.segments)
+            prompt_ids, segment = context_ids, len(self._segments)
         else:
-            prompt_ids, segment = self._buffer.ids + context_ids, len(self._buffer.segments) - 1
-        completion, server, spans = await sample(
-            self._client, self._route, prompt_ids, self._sampling, timeout=self._call_timeout
-        )
+            segment = len(self._segments) - 1
+            prompt_ids = self._segments.first(segment, self._length) + context_ids
+        sampled = await sample(self._client, self._route, prompt_ids, self._sampling, timeout=self._call_timeout)
+        completion = sampled.completion
         if not completion.token_ids and self._require_token_ids:
-            raise ModelError(f"{server.url} returns no token ids, and they are required", retryable=False)
-        record = ModelCallRecord(
+            raise ModelError(f"{sampled.server.url} returns no token ids, and they are required", retryable=False)
+        begins = segment == len(self._segments)
+        record = sampled.record(
             turn=turn,
             segment=segment,
             context_ids=context_ids,
-            sampled_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            text=completion.text,
-            finish_reason=completion.finish_reason,
             prompt_tokens=len(prompt_ids),
-            policy=server.policy,
-            policy_version=spans[0].version if spans else server.policy_version,
-            server_id=server.server_id,
-            latency=completion.latency,
-            sampling=asdict(self._sampling) | {"stop": list(self._sampling.stop)},
-            policy_version_last=spans[-1].version if spans else None,
-            version_spans=spans if len(spans) > 1 else (),
-            opened_by="" if segment < len(self._buffer.segments) else self._why_new_segment(),
-            parent_segment=segment - 1 if segment == len(self._buffer.segments) > 0 else None,
+            sampling=self._sampling,
+            opened_by=self._why_new_segment() if begins else "",
+            parent_segment=segment - 1 if begins and segment else None,
         )
-        self._buffer.add(record)
+        self._segments.add(record)
         self._was_cut = completion.finish_reason == "length" or completion.text.endswith(self._sampling.stop)
         self._last_id = completion.token_ids[-1] if completion.token_ids else None
         self.messages.append({"role": "assistant", "content": completion.text})
@@ -98,7 +92,7 @@ class Conversation:
         return record
 
     def _why_new_segment(self) -> SegmentCause:
-        if not self._buffer.segments:
+        if not len(self._segments):
             return SegmentCause.START
         if self._last_id is None:
             return SegmentCause.NO_IDS

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Route
-from rollouts.llm.types import Completion, Piece, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
 MAX_FAILURES = 3  # of servers in a row, for one reply
 # An aborted call that brought nothing is made again after so long; a server that does nothing else is given up in the end.
@@ -27,6 +28,30 @@ class Sampled(NamedTuple):
     completion: Completion
     server: ServerAddress
     spans: tuple[VersionSpan, ...]
+
+    def record(
+        self, *, turn: int, segment: int, context_ids: list[int], prompt_tokens: int, sampling: Sampling, **more: Any
+    ) -> ModelCallRecord:
+        """The call as it is stored. `more` is what whoever made it knows beyond that."""
+        completion, server, spans = self
+        return ModelCallRecord(
+            turn=turn,
+            segment=segment,
+            context_ids=context_ids,
+            sampled_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=prompt_tokens,
+            policy=server.policy,
+            policy_version=spans[0].version if spans else server.policy_version,
+            server_id=server.server_id,
+            latency=completion.latency,
+            sampling=asdict(sampling) | {"stop": list(sampling.stop)},
+            policy_version_last=spans[-1].version if spans else None,
+            version_spans=spans if len(spans) > 1 else (),
+            **more,
+        )
 
 
 async def sample(
