@@ -121,13 +121,16 @@ def register_server(
     policy_version: int = typer.Option(0, help="Of the weights that it serves."),
     capacity: int = typer.Option(64, help="Rollouts it takes at once."),
     tokenizer: str = typer.Option("", help="Directory of the model's tokenizer files on the workers."),
+    tool_format: str = typer.Option("", help="How the model writes calls: hermes (default), qwen3_coder, llama3_json."),
+    max_model_len: Annotated[int | None, typer.Option(help="Its context in tokens, where it does not tell.")] = None,
     allow_text_only: bool = typer.Option(False, "--allow-text-only", help="Also when training cannot use it."),
 ) -> None:
     """Probe an LLM server and let it serve a policy. One that needs a key is registered through the API or the admin."""
-    options = {"--project": project, "--model": model, "--tokenizer": tokenizer}
-    given = [part for name, value in options.items() if value for part in (name, value)]
-    numbers = ["--policy-version", str(policy_version), "--capacity", str(capacity)]
-    _manage("servers", "register", url, policy, *given, *numbers, *(["--allow-text-only"] if allow_text_only else []))
+    options: dict[str, object] = {"--project": project, "--model": model, "--tokenizer": tokenizer}
+    options |= {"--tool-format": tool_format, "--max-model-len": max_model_len}
+    options |= {"--policy-version": policy_version, "--capacity": capacity}
+    given = [part for name, value in options.items() if value not in ("", None) for part in (name, str(value))]
+    _manage("servers", "register", url, policy, *given, *(["--allow-text-only"] if allow_text_only else []))
 
 
 def _act_on_server(action: str, explanation: str) -> None:
@@ -139,9 +142,19 @@ def _act_on_server(action: str, explanation: str) -> None:
 
 _act_on_server("drain", "Let a server keep its rollouts and get no new ones.")
 _act_on_server("pause", "Let a server take no calls: turns go to another one of its policy, or wait.")
-_act_on_server("resume", "Let a server take part again.")
 _act_on_server("probe", "Look at a server now.")
 _act_on_server("remove", "Forget a server. Rollouts on it go on at another one.")
+
+
+@servers.command("resume")
+def resume_server(
+    server: Annotated[str, typer.Argument(help="Its URL or id.")],
+    policy_version: Annotated[
+        int | None, typer.Option(help="Of the weights that it has now; needed after an update failed on it.")
+    ] = None,
+) -> None:
+    """Let a server take part again."""
+    _manage("servers", "resume", server, *(["--policy-version", str(policy_version)] if policy_version is not None else []))
 
 
 policies = typer.Typer(no_args_is_help=True, help="Policies: list them and their versions, announce new weights.")

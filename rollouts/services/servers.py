@@ -19,7 +19,7 @@ from rollouts.models import LLMServer, Project
 from .assign import address_of
 from .errors import Conflict, FieldError, Refused, Unavailable
 from .registry import get_or_create_policy
-from .server_health import wake_dispatcher
+from .server_health import found_columns, wake_dispatcher
 from .weight_labels import label_weights
 
 # What token-exact rollouts need, in the words of whoever starts the server.
@@ -68,7 +68,7 @@ def register_server(
         _refuse_text_only(found, tokenizer)
     length = min(filter(None, (found.max_model_len, max_model_len)), default=None)
     if length is None:
-        raise Refused.field("/max_model_len", "The server's /v1/models does not tell it. Give the model's context in tokens.")
+        raise Refused.field("/max_model_len", "Give it, in tokens: the server's /v1/models does not tell its max_model_len.")
     try:
         with transaction.atomic():
             server = LLMServer.objects.create(
@@ -83,7 +83,7 @@ def register_server(
                 tokenizer=tokenizer,
                 tool_format=tool_format,
                 last_probe_at=timezone.now(),
-                **_found(found),
+                **found_columns(found),
             )
             label_weights(address_of(server), policy_version)
     except IntegrityError:
@@ -124,7 +124,7 @@ def change_server(*, server: LLMServer, changes: ServerChanges) -> None:
         found = _probe(server.url, server.api_key if changes.api_key is None else changes.api_key, server.model, tokenizer)
         if Feature.TOKEN_IDS in server.capabilities.get("features", ()):
             _refuse_text_only(found, tokenizer)
-        values |= _found(found)
+        values |= found_columns(found)
     if changes.policy_version is not None:
         label_weights(address_of(server), changes.policy_version)
     if values:
@@ -188,13 +188,3 @@ def _refuse_text_only(found: Capabilities, tokenizer: str) -> None:
         raise Refused.field(
             "/url", f"The server does not offer {', '.join(missing)}, which token-exact rollouts need. {advice}"
         )
-
-
-def _found(found: Capabilities) -> dict[str, Any]:
-    capabilities = {
-        "version": found.version,
-        "models": list(found.models),
-        "features": sorted(found.features),
-        "weight_version": found.weight_version,
-    }
-    return {"engine": found.engine, "capabilities": capabilities}

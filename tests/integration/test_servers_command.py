@@ -27,6 +27,10 @@ def test_a_server_is_drained_paused_resumed_probed_and_removed() -> None:
     code, out, _ = run("list")
     assert code == 0
     assert url in out and "suspect" in out and "0/8" in out
+    LLMServer.objects.update(weights_unknown=True)
+    assert "A weight update failed on this server." in run("resume", url)[2]
+    assert run("resume", url, "--policy-version", "3")[0] == 0
+    assert LLMServer.objects.get().policy_version == 3
     assert run("remove", str(LLMServer.objects.get().pk))[0] == 0
     assert not LLMServer.objects.exists()
     assert "No LLM server is registered" in run("list")[1]
@@ -44,6 +48,8 @@ def test_what_is_refused_says_why() -> None:
         code, _, err = run("register", url, "tiny")
         assert code == 1
         assert fix in err
+    assert "Must be at least 1." in run("register", "http://gpu-1:8000", "tiny", "--max-model-len", "0")[2]
+    assert "Use one of hermes" in run("register", "http://gpu-1:8000", "tiny", "--tool-format", "none")[2]
     Project.objects.create(name="beta")
     code, _, err = run("register", "http://127.0.0.1:9", "tiny")
     assert code == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from rollouts.models import Policy, PolicyVersion
+from rollouts.models import LLMServer, Policy, PolicyVersion
 from rollouts.selectors.policies import versions_of
 from rollouts.services.errors import Refused
 from rollouts.services.policies import announce_version
@@ -73,9 +73,11 @@ class Command(BaseCommand):
         self._say(note_weights_in_place(announcement=found, failed={}))
 
     def _say(self, version: PolicyVersion) -> None:
-        self.stdout.write(f"version {version.version}  {version.state}  {version.mode}  {version.source.get('kind', '')}")
-        for server_id, entry in version.report.items():
-            self.stdout.write(f"  {server_id}  {entry['state']}  {entry.get('error', '')}".rstrip())
+        source = " ".join(version.source[part] for part in ("kind", "name", "path") if part in version.source)
+        self.stdout.write(f"version {version.version}  {version.state}  {version.mode}  {source}")
+        urls = {str(pk): url for pk, url in LLMServer.objects.filter(pk__in=list(version.report)).values_list("pk", "url")}
+        for server_id, entry in version.report.items():  # of a server that was removed since, the id is left
+            self.stdout.write(f"  {urls.get(server_id, server_id)}  {entry['state']}  {entry.get('error', '')}".rstrip())
 
 
 def _find(name: str) -> Policy:

@@ -10,7 +10,7 @@ from rollouts.models import LLMServer, Project
 from rollouts.selectors.server_rows import fleets, policies_of
 from rollouts.services.errors import Refused
 from rollouts.services.server_health import probe_servers
-from rollouts.services.servers import register_server, remove_server, set_server_state
+from rollouts.services.servers import ServerChanges, change_server, register_server, remove_server
 
 _STATES = {"drain": "draining", "pause": "paused", "resume": "live"}
 
@@ -33,7 +33,10 @@ class Command(BaseCommand):
         register.add_argument("--max-model-len", type=int)
         register.add_argument("--allow-text-only", action="store_true")
         for action in (*_STATES, "probe", "remove"):
-            actions.add_parser(action).add_argument("server", help="Its URL or id.")
+            parts = actions.add_parser(action)
+            parts.add_argument("server", help="Its URL or id.")
+            if action == "resume":
+                parts.add_argument("--policy-version", type=int, help="Of the weights that it has now.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         action = options["action"]
@@ -43,7 +46,7 @@ class Command(BaseCommand):
             elif action == "register":
                 self._register(options)
             else:
-                self._change(action, _find(options["server"]))
+                self._change(action, _find(options["server"]), options.get("policy_version"))
         except Refused as refused:
             more = [f"{e.pointer.lstrip('/')}: {e.detail}" for e in refused.errors if e.detail not in refused.detail]
             raise CommandError(" ".join([refused.detail, *more])) from None
@@ -67,7 +70,7 @@ class Command(BaseCommand):
         server = register_server(project=_project(options["project"]), **known)
         self.stdout.write(f"{server} serves {server.policy.name} with room for {server.capacity} rollouts.")
 
-    def _change(self, action: str, server: LLMServer) -> None:
+    def _change(self, action: str, server: LLMServer, policy_version: int | None) -> None:
         if action == "remove":
             remove_server(server=server)
             self.stdout.write(f"{server.url} is removed.")
@@ -75,7 +78,7 @@ class Command(BaseCommand):
         if action == "probe":
             probe_servers([server])
         else:
-            set_server_state(server=server, state=_STATES[action])
+            change_server(server=server, changes=ServerChanges(state=_STATES[action], policy_version=policy_version))
         server.refresh_from_db()
         self.stdout.write(" ".join(filter(None, (f"{server.url}: {server.state}.", server.last_error))))
 
