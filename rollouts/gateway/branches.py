@@ -24,8 +24,11 @@ START: Key = ""
 def keys_of(messages: Sequence[ChatMessage], start: Key = START) -> list[Key]:
     """The digest after each message, each over all that came before."""
     keys = []
+    asked: list[str] = []  # the ids of the calls whose results come next
     for message in messages:
-        digest = hashlib.blake2b(orjson.dumps(_essence(message), option=orjson.OPT_SORT_KEYS), digest_size=16)
+        if message["role"] == "assistant":
+            asked = [call["id"] for call in message.get("tool_calls", ())]
+        digest = hashlib.blake2b(orjson.dumps(_essence(message, asked), option=orjson.OPT_SORT_KEYS), digest_size=16)
         digest.update(start.encode())
         start = digest.hexdigest()
         keys.append(start)
@@ -37,11 +40,13 @@ def key_of_ids(ids: Sequence[int]) -> Key:
     return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).hexdigest()
 
 
-def _essence(message: ChatMessage) -> list[Any]:
-    content = message["content"].strip() if message["role"] == "assistant" else message["content"]
-    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
-    pictures = [part for part in message.get("parts", ()) if part.get("type") != "text"]
-    return [message["role"], content, calls, pictures]
+def _essence(message: ChatMessage, asked: Sequence[str]) -> list[Any]:
+    if message["role"] == "assistant":
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+        return ["assistant", message["content"].strip(), calls]
+    answers = message.get("tool_call_id", "")
+    which = asked.index(answers) if answers in asked else None
+    return [message["role"], message["content"], message.get("name", ""), which]
 
 
 class Prompt(NamedTuple):

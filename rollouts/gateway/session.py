@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed, 
 from rollouts.gateway.passing import chat_body, read_chat
 from rollouts.gateway.planning import Plan, Planner
 from rollouts.gateway.recording import message_records, tool_call_records, unanswered_record
+from rollouts.gateway.remembered import RememberedConversations
 from rollouts.gateway.replies import Event, Finished, Reply, Told
 from rollouts.gateway.requests import ModelRequest
 from rollouts.gateway.texts import Telling, take_apart
@@ -27,12 +27,11 @@ from rollouts.llm.reply import merged
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import Sampled, sample
 from rollouts.llm.turns import REASONING_END
-from rollouts.llm.types import ChatMessage, Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
 Result = TypeVar("Result")
 
 _ENDED = "the session has ended"
-_REMEMBERED = 1024  # conversations
 _TAG_IDS = 16  # more than a tag of reasoning has
 
 
@@ -61,7 +60,7 @@ class AgentSession:
         self.calls = 0  # stored so far
         self.overflows = 0  # calls refused because their prompt left no room
         self.bytes_under_way = 0  # of requests, for the endpoints
-        self.remembered: OrderedDict[str, Sequence[ChatMessage]] = OrderedDict()  # conversations that requests may name
+        self.remembered = RememberedConversations()
         self.failure: ModelError | None = None  # of the last call, when it failed for the servers' fault
         self._client = client
         self._route = route
@@ -198,9 +197,7 @@ class AgentSession:
         finally:
             self._planner.release(plan)
         if request.remember is not None:
-            self.remembered[request.id] = (*request.remember, told.message())
-            if len(self.remembered) > _REMEMBERED:
-                self.remembered.popitem(last=False)
+            self.remembered.add(request.id, (*request.remember, told.message()))
         return reply
 
     async def _pass_on(
@@ -226,7 +223,8 @@ class AgentSession:
     async def _sample_in_pieces(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
     ) -> tuple[Sampled, Told]:
-        telling = Telling(request, sampling.stop, self._planner.tool_format(plan), thinking=await self._opens_reasoning(plan))
+        thinking = request.prompt is None and await self._opens_reasoning(plan)
+        telling = Telling(request, sampling.stop, self._planner.tool_format(plan), thinking=thinking)
         given: list[tuple[Piece, ServerAddress]] = []
 
         async def emit(piece: Piece, server: ServerAddress) -> None:

@@ -14,6 +14,7 @@ from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import TurnRecord
 from rollouts.gateway import AgentSession, SessionClosed
 from rollouts.gateway.errors import CallRefused
+from rollouts.gateway.remembered import RememberedConversations
 from rollouts.gateway.requests import FunctionTool, ModelRequest
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.capabilities import Feature
@@ -99,6 +100,37 @@ async def test_a_request_that_is_made_again_is_a_sibling(gateway):
     assert prompts[1] == prompts[2] == prompts[3]
     assert [m.role for m in gateway.memory.messages] == ["user", "assistant", "user", *["assistant"] * 3]
     gateway.memory.validated()
+
+
+async def test_results_that_change_places_are_another_prompt(gateway):
+    first = await gateway.session.reply(request(said("user", f"[[reply:{calls('a')}{calls('b')}]]"), tools=(TOOL,)))
+    reply = first.told.message()
+    ids = [call["id"] for call in reply["tool_calls"]]
+    for order in (ids, ids[::-1]):
+        results: list[ChatMessage] = [
+            {"role": "tool", "content": text, "tool_call_id": id_} for text, id_ in zip(("one", "other"), order, strict=True)
+        ]
+        messages = (said("user", f"[[reply:{calls('a')}{calls('b')}]]"), reply, *results)
+        await gateway.session.reply(request(*messages, tools=(TOOL,)))
+    assert {c.output for c in gateway.memory.tool_calls} == {"one", "other"}
+    assert [c.opened_by for c in gateway.memory.calls] == ["start", "", "sibling"]
+    assert len({c.conversation_key for c in gateway.memory.calls}) == 3
+
+
+async def test_a_raw_prompt_does_not_decide_how_chats_are_told(gateway):
+    async for _ in gateway.session.stream(ModelRequest(dialect="test", model="m", prompt="Write on: <think>")):
+        pass
+    told = [event async for event in gateway.session.stream(request(said("user", "[[reply:plain words]]")))][-1].reply.told
+    assert (told.content, told.reasoning) == ("plain words", "")
+
+
+def test_of_named_conversations_the_newest_are_kept():
+    kept = RememberedConversations()
+    for number in range(5):
+        kept.add(str(number), (said("user", "x" * 10_000_000),))
+    assert list(kept) == ["2", "3", "4"]
+    kept.add("large", (said("user", "x" * 40_000_000),))
+    assert list(kept) == ["large"]
 
 
 async def test_parallel_tries_from_one_reply_keep_its_sampled_ids(gateway):
