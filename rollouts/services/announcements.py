@@ -164,10 +164,15 @@ def release_abandoned_holds() -> None:
 
 def give_up_silent_trainers() -> None:
     """Servers that were ready for a trainer that never said it was done: nobody knows which weights they have."""
-    for announcement in PolicyVersion.objects.filter(state=PolicyVersion.State.READY):
-        if _seconds_left(announcement.pk) > 0:
+    error = f"the trainer did not say within {settings.WEIGHT_UPDATE_SECONDS:g} s that the weights are in place"
+    ready = PolicyVersion.objects.filter(state=PolicyVersion.State.READY)
+    for announcement_id in ready.values_list("pk", flat=True):
+        if _seconds_left(announcement_id) > 0:
             continue
-        error = f"the trainer did not say within {settings.WEIGHT_UPDATE_SECONDS:g} s that the weights are in place"
-        for server_id in announcement.report:
-            note_failed(announcement, UUID(server_id), error)
-        finish(announcement.pk)
+        with transaction.atomic():
+            # The trainer may say it just now.
+            announcement = ready.select_for_update().filter(pk=announcement_id).first()
+            if announcement is not None:
+                for server_id in sorted(announcement.report):
+                    note_failed(announcement, UUID(server_id), error)
+                finish(announcement_id)

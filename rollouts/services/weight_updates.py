@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import QuerySet
 
 from prorl_site.database import own_connection
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.engines.control import Control
 from rollouts.llm.engines.sources import ExternalSource, LoraSource, PathSource, parse_source
-from rollouts.llm.engines.update import Mode, able, load, paused
+from rollouts.llm.engines.update import Mode, able, load, paused, resume
 from rollouts.llm.errors import ModelError
 from rollouts.llm.transport import Transport
 from rollouts.models import LLMServer, PolicyVersion
@@ -76,6 +76,7 @@ def carry_out(policy_id: UUID) -> None:
             connection.close()  # it takes minutes, and its steps have their own
             asyncio.run(_Update(begun).carry_out())
             end_gone(policy_id)
+            lines.execute("SELECT 1")  # fails when the lock was lost with its connection: another process may be at it
 
 
 class _Update:
@@ -95,8 +96,7 @@ class _Update:
                 return
             async with asyncio.TaskGroup() as group:
                 for target in self._targets:
-                    if not target.is_done:
-                        group.create_task(self._update(target, self._source))
+                    group.create_task(self._let_go_on(target) if target.is_done else self._update(target, self._source))
             await _in_thread(announcements.finish, self._announcement.pk)
         finally:
             await self._transport.close()
@@ -111,6 +111,14 @@ class _Update:
             logger.warning("version %s not loaded by %s: %s", self._announcement.version, target.address.url, why)
             await _in_thread(announcements.note_failed, self._announcement, target.id, why, seconds=time.monotonic() - begun)
         await _in_thread(release_servers, [target.id])
+
+    async def _let_go_on(self, target: Target) -> None:
+        """It had loaded when the process before this one ended, which may not have come to resume it."""
+        try:
+            await resume(Control(self._transport, target.address), target.address)
+        except ModelError as error:
+            logger.warning("%s has loaded and does not go on: %s", target.address.url, error)
+            await _in_thread(announcements.note_failed, self._announcement, target.id, str(error))
 
     async def _load(self, target: Target, source: PathSource | LoraSource) -> None:
         if target.is_asleep:
@@ -135,7 +143,13 @@ class _Update:
 
     async def _keep_calls_away(self, target: Target, why: str) -> None:
         """Before a server that was not under a hold goes on with weights that are not known."""
-        await _in_thread(announcements.note_failed, self._announcement, target.id, why)
+        while True:
+            try:
+                await _in_thread(announcements.note_failed, self._announcement, target.id, why)
+                break
+            except (OperationalError, InterfaceError) as error:
+                logger.warning("%s stays paused until it is noted that it did not load: %s", target.address.url, error)
+                await asyncio.sleep(_SEEN_SECONDS)
         await asyncio.sleep(_SEEN_SECONDS)
 
     async def _make_ready(self) -> None:

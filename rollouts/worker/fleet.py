@@ -69,7 +69,7 @@ class FleetView:
         self._servers: dict[UUID, SeenServer] = {}
         self._calls: defaultdict[UUID, set[asyncio.Timeout]] = defaultdict(set)
         self._failures: dict[UUID, str] = {}
-        self._said_quiet = False
+        self._said_quiet: set[UUID] = set()
         self._wake = asyncio.Event()
         self._looked = asyncio.Event()
         self.round = 0  # how often it has looked
@@ -168,21 +168,34 @@ class FleetView:
         failures, self._failures = self._failures, {}
         if failures:
             await self._database.call(note_failed_calls, failures)
-        seen = await self._database.call(see_servers, {route.seat.policy_id for route in self._routes})
-        self._servers = {server.id: server for server in seen}
+        policies = self._policies()
+        seen = await self._database.call(see_servers, policies)
+        held = {server.id: server for server in seen if server.hold}
+        if self._said_quiet - held.keys():
+            await self._say_quiet(self._said_quiet & held.keys())  # before calls begin: another hold may come at any moment
+        came = self._policies() - policies  # while it looked
+        noted = {id_: server for id_, server in self._servers.items() if server.policy_id in came}
+        self._servers = noted | {server.id: server for server in seen}
         self.round += 1
-        held = [server for server in seen if server.hold]
-        for server in held:
+        for server in held.values():
             if server.hold == LLMServer.Hold.CUT:
                 for cut in self._calls[server.id]:
                     cut.reschedule(asyncio.get_running_loop().time())
-        # Before anything that waits, calls may begin on what is not held any more; what is held stays so until the next look.
-        quiet = {server.id for server in held if not self._calls[server.id]}
-        if (held or self._said_quiet) and (owner := self._owner()) is not None:
-            await self._database.call(note_quiet, worker_id=owner, servers=quiet)
-            self._said_quiet = bool(quiet)
+        # From here on no call begins there until the next look.
+        if held:
+            await self._say_quiet({id_ for id_ in held if not self._calls[id_]})
         self._looked.set()
         self._looked = asyncio.Event()
+
+    def _policies(self) -> set[UUID]:
+        return {route.seat.policy_id for route in self._routes}
+
+    async def _say_quiet(self, servers: set[UUID]) -> None:
+        """Said again while a hold lasts: another hold than the one it was said of may have come meanwhile."""
+        if (owner := self._owner()) is not None:
+            self._said_quiet |= servers  # it may be stored and the answer lost
+            await self._database.call(note_quiet, worker_id=owner, servers=servers)
+            self._said_quiet = servers
 
 
 class FleetRoute:

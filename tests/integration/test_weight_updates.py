@@ -171,6 +171,9 @@ def test_it_waits_for_those_who_call(fleet: Fleet, beside):
     worker = fleet.running(rollout, fleet.servers[0])
     announcement = fleet.announce(1)
     update = beside(carry_out, fleet.domain.policy.pk)
+    until(lambda: {server.hold for server in fleet.look()} == {"wait"})
+    # It is asked of both: one of its agents may have moved on and still have a call in flight at the other.
+    WorkerProcess.objects.filter(id=worker.id).update(quiet_servers=[fleet.servers[1].pk])
     until(lambda: states(announcement) == ["live", "waiting"])
     assert fleet.look()[0].hold == "wait"
     WorkerProcess.objects.filter(id=worker.id).update(quiet_servers=[fleet.servers[0].pk])
@@ -187,6 +190,20 @@ def test_what_was_begun_before_a_crash_is_carried_out(fleet: Fleet):
     carry_out(fleet.domain.policy.pk)
     announcement.refresh_from_db()
     assert (announcement.state, {server.hold for server in fleet.look()}) == ("live", {""})
+
+
+def test_a_server_that_a_crash_left_paused_goes_on(fleet: Fleet):
+    server, _ = fleet.servers
+    announcement = fleet.announce(1)
+    PolicyVersion.objects.filter(pk=announcement.pk).update(
+        state="loading", begun_at=timezone.now(), report={str(server.pk): {"state": "live"}}
+    )
+    LLMServer.objects.filter(pk=server.pk).update(policy_version=1, hold="wait")
+    httpx.post(f"{server.url}/pause?mode=wait").raise_for_status()
+    carry_out(fleet.domain.policy.pk)
+    assert states(announcement) == ["live", "live"]
+    assert [server.hold for server in fleet.look()] == ["", ""]
+    assert httpx.get(f"{server.url}/is_paused").json() == {"is_paused": False}
 
 
 def test_a_server_that_was_restarted_gets_nothing_until_it_loads_a_version(fleet: Fleet):
@@ -285,10 +302,9 @@ class TestRollouts:
 
     def test_a_strict_one_is_begun_anew_and_a_mixed_one_goes_on(self, fleet: Fleet):
         strict, mixed = (fleet.domain.submit(run=fleet.domain.new_run(versions=rule))[0] for rule in ("strict", "mixed"))
-        quiet = [fleet.servers[0].pk]
         for rollout in (strict, mixed):
             fleet.running(rollout, fleet.servers[0])
-        assert fleet_update_with_quiet(fleet, quiet).state == "live"
+        assert fleet_update_with_quiet(fleet).state == "live"
         strict.refresh_from_db()
         mixed.refresh_from_db()
         assert (strict.state, strict.infra_retries, mixed.state) == ("queued", 0, "running")
@@ -300,7 +316,7 @@ class TestRollouts:
         submit_groups(run=domain.run, groups=[GroupRequest(n=2, task_id=domain.task.id, require_policy_version=0)])
         first, second = Rollout.objects.order_by("index")
         fleet.running(first, fleet.servers[0])
-        fleet_update_with_quiet(fleet, [fleet.servers[0].pk])
+        fleet_update_with_quiet(fleet)
         end_gone()
         for rollout in (first, second):
             rollout.refresh_from_db()
@@ -337,7 +353,7 @@ class TestRollouts:
         run = fleet.domain.new_run(versions="strict")
         session = open_session(project=fleet.domain.project, opened_by="test", run=str(run.id)).session
         Rollout.objects.filter(id=session.pk).update(llm_server=fleet.servers[0])
-        fleet_update_with_quiet(fleet, [fleet.servers[0].pk])
+        fleet_update_with_quiet(fleet)
         rollout = Rollout.objects.get(id=session.pk)
         assert (rollout.state, rollout.termination_cause, rollout.reward) == ("failed", Cause.POLICY_VERSION_GONE, None)
 
@@ -349,7 +365,7 @@ class TestRollouts:
         whole[0].group.refresh_from_db()
         assert whole[0].group.policy_version == 0
         Rollout.objects.filter(id=part[0].id).update(state=State.EVALUATING.value, policy_version=0)
-        fleet_update_with_quiet(fleet, [fleet.servers[0].pk])
+        fleet_update_with_quiet(fleet)
         end_gone()
         outcomes = [[Rollout.objects.get(id=r.id).state for r in group] for group in (whole, part)]
         assert outcomes == [["queued", "queued"], ["evaluating", "failed"]]
@@ -357,7 +373,7 @@ class TestRollouts:
         assert whole[0].group.policy_version is None
 
 
-def fleet_update_with_quiet(fleet: Fleet, servers: list[Any]) -> PolicyVersion:
+def fleet_update_with_quiet(fleet: Fleet) -> PolicyVersion:
     """As if all workers said at once that they make no calls."""
     announcement = fleet.announce(1)
     done = threading.Event()
@@ -368,6 +384,7 @@ def fleet_update_with_quiet(fleet: Fleet, servers: list[Any]) -> PolicyVersion:
         done.set()
 
     threading.Thread(target=carry_it_out).start()
+    servers = [server.pk for server in fleet.servers]
     while not done.wait(0.05):
         WorkerProcess.objects.update(quiet_servers=servers)
     announcement.refresh_from_db()
@@ -385,7 +402,7 @@ def test_the_command_announces_and_waits(fleet: Fleet, beside, capsys: pytest.Ca
     call_command("policies", "list")
     call_command("policies", "versions", "tiny")
     said = capsys.readouterr().out
-    assert "version 1  live  drain  path" in said
+    assert f"version 1  live  drain  path /weights/1\n  {fleet.servers[0].url}  live" in said
     assert "version 2  live  drain  external" in said
     assert "tiny  version 2  project alpha" in said
     with pytest.raises(CommandError, match="announced before, and differently"):

@@ -51,6 +51,12 @@ async def paused(control: Control, server: ServerAddress, mode: Mode, *, timeout
     await control.resume()
 
 
+async def resume(control: Control, server: ServerAddress) -> None:
+    """Have a server that may have been left paused go on; harmless to one that was not."""
+    if Feature.PAUSE in server.features:
+        await control.resume()
+
+
 async def load(
     control: Control,
     server: ServerAddress,
