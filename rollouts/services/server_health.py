@@ -15,11 +15,13 @@ from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
-from rollouts.llm.capabilities import Feature
+from rollouts.llm.capabilities import Capabilities, Feature
 from rollouts.llm.client import ModelClient
+from rollouts.llm.engines.control import Control
 from rollouts.llm.errors import ModelError
-from rollouts.llm.probe import samples_a_token
+from rollouts.llm.probe import probe, samples_a_token
 from rollouts.llm.server_metrics import read_load
+from rollouts.llm.transport import Transport, why_unreachable
 from rollouts.llm.types import ServerAddress
 from rollouts.models import LLMServer, PolicyVersion
 from rollouts.scheduling.health import Condition, Sight, after
@@ -28,27 +30,36 @@ from .assign import address_of
 from .transition import DISPATCH_CHANNEL
 
 UNDER_WAY = (PolicyVersion.State.LOADING, PolicyVersion.State.READY)
+_ENDED = ("live", "failed")  # an update on one server
 _SUSPECT_SECONDS = 1.0  # between probes of a server that has just failed
 _SAMPLE_SECONDS = 10.0  # for one token
 
 
 class _Finding(NamedTuple):
     error: str  # empty: it is well
-    load: dict[str, Any]
+    noted: dict[str, Any]  # columns
 
 
-def probe_due() -> None:
-    """Probe the servers whose turn it is; those that are paused, asleep or given new weights are left in peace."""
+def probe_due(*, live: bool) -> None:
+    """Probe the servers whose turn it is; those that are paused, asleep or given new weights are left in peace.
+
+    The `live` ones apart from the others, which may take long to answer or never do.
+    """
     watched = LLMServer.objects.filter(
         admission__in=(LLMServer.Admission.OPEN, LLMServer.Admission.DRAINING), hold=LLMServer.Hold.NONE
     )
-    # In mode `continue` there is no hold, and a server has the new weights a moment before it is noted.
-    watched = watched.exclude(policy__versions__state__in=UNDER_WAY)
+    watched = (watched.filter if live else watched.exclude)(health=LLMServer.Health.LIVE).exclude(id__in=_being_updated())
     now = timezone.now()
     due = Q(last_probe_at=None) | Q(last_probe_at__lte=now - timedelta(seconds=settings.PROBE_SECONDS))
     soon = now - timedelta(seconds=min(_SUSPECT_SECONDS, settings.PROBE_SECONDS))
     due |= Q(health=LLMServer.Health.SUSPECT, last_probe_at__lte=soon)
     probe_servers(list(watched.filter(due).select_related("policy")))
+
+
+def _being_updated() -> list[UUID]:
+    """In mode `continue` there is no hold, and a server has the new weights a moment before it is noted."""
+    reports = PolicyVersion.objects.filter(state__in=UNDER_WAY).values_list("report", flat=True)
+    return [UUID(id_) for report in reports for id_, entry in report.items() if entry["state"] not in _ENDED]
 
 
 def probe_servers(servers: Sequence[LLMServer]) -> None:
@@ -59,9 +70,7 @@ def probe_servers(servers: Sequence[LLMServer]) -> None:
     for server, finding in zip(servers, asyncio.run(_look_at_all(servers, addresses)), strict=True):
         sight = Sight.FAILED_PROBE if finding.error else Sight.WELL
         noted = {"last_error": finding.error[:300], "last_probe_at": timezone.now()}
-        if finding.load:
-            noted["load"] = finding.load
-        _note(server, sight, noted)
+        _note(server, sight, noted | finding.noted)
 
 
 def note_failed_calls(failures: Mapping[UUID, str]) -> None:
@@ -110,15 +119,46 @@ async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.C
             if response.status != 200:
                 return _Finding(f"{path} answered {response.status}", {})
     except (aiohttp.ClientError, TimeoutError) as error:
-        return _Finding(f"{path} did not answer: {type(error).__name__}", {})
+        return _Finding(f"{path} did not answer: {why_unreachable(error)}", {})
     if server.health != LLMServer.Health.LIVE and not plain:
         try:
             await samples_a_token(client, address, timeout=_SAMPLE_SECONDS)
         except ModelError as error:
             return _Finding(f"sampled no token: {error}", {})
-    if Feature.WEIGHT_VERSION in address.features and (problem := await _other_weights(server, session, headers)):
+    noted: dict[str, Any] = {}
+    if "features" not in server.capabilities:
+        try:
+            noted = found_columns(await _first_look(server, address))
+        except ModelError as error:
+            return _Finding(f"what it can do is not known: {error}", {})
+    elif Feature.WEIGHT_VERSION in address.features and (problem := await _other_weights(server, session, headers)):
         return _Finding(problem, {})
-    return _Finding("", {} if plain else await _load_of(server, session))
+    if load := {} if plain else await _load_of(server, session):
+        noted["load"] = load
+    return _Finding("", noted)
+
+
+async def _first_look(server: LLMServer, address: ServerAddress) -> Capabilities:
+    """At one that was registered before servers were asked what they can do; until then it is given nothing."""
+    found = await probe(server.url, api_key=server.api_key, model=server.model, tokenizer=server.tokenizer)
+    if Feature.WEIGHT_VERSION in found.features:
+        transport = Transport()
+        try:
+            await Control(transport, address).label(server.policy_version)
+        finally:
+            await transport.close()
+    return found
+
+
+def found_columns(found: Capabilities) -> dict[str, Any]:
+    """What a probe has found, as a server's row keeps it."""
+    capabilities = {
+        "version": found.version,
+        "models": list(found.models),
+        "features": sorted(found.features),
+        "weight_version": found.weight_version,
+    }
+    return {"engine": found.engine, "capabilities": capabilities}
 
 
 async def _other_weights(server: LLMServer, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
@@ -127,7 +167,7 @@ async def _other_weights(server: LLMServer, session: aiohttp.ClientSession, head
         async with session.get(f"{server.url}/weight_info", headers=headers, allow_redirects=False) as response:
             named = (await response.json()).get("weight_version")
     except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
-        return f"/weight_info did not answer: {type(error).__name__}"
+        return f"/weight_info did not answer: {why_unreachable(error)}"
     if named == str(server.policy_version):
         return ""
     return f"it calls its weights {named!r} and not {server.policy_version}: it was restarted, or others were loaded"

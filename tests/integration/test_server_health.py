@@ -12,7 +12,7 @@ from django.conf import LazySettings
 from django.utils import timezone
 
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.models import LLMServer
+from rollouts.models import LLMServer, PolicyVersion
 from rollouts.services.server_health import note_failed_calls, probe_due, probe_servers
 from tests.integration.domain import Domain
 
@@ -104,7 +104,7 @@ def test_its_load_is_noted(server: LLMServer) -> None:
 @pytest.mark.parametrize("left_alone", [{"admission": "paused"}, {"admission": "asleep"}, {"hold": "wait"}])
 def test_who_is_left_alone(server: LLMServer, left_alone: dict[str, str]) -> None:
     LLMServer.objects.update(last_probe_at=None, **left_alone)
-    probe_due()
+    probe_due(live=True)
     assert LLMServer.objects.get().last_probe_at is None
 
 
@@ -112,9 +112,30 @@ def test_each_in_its_turn(server: LLMServer, model_server: ScriptedServer, setti
     settings.PROBE_SECONDS = 60
     two_seconds_ago = timezone.now() - timedelta(seconds=2)
     LLMServer.objects.update(last_probe_at=two_seconds_ago)
-    probe_due()
+    probe_due(live=True)
     assert LLMServer.objects.get().last_probe_at == two_seconds_ago
     LLMServer.objects.update(health="suspect")
-    probe_due()
+    probe_due(live=True)
+    assert LLMServer.objects.get().last_probe_at == two_seconds_ago
+    probe_due(live=False)
     assert LLMServer.objects.get().last_probe_at != two_seconds_ago
     assert LLMServer.objects.get().health == "live"
+
+
+@pytest.mark.parametrize(("of_it", "is_probed"), [("waiting", False), ("loading", False), ("live", True), ("failed", True)])
+def test_an_update_keeps_probes_from_those_alone_that_are_not_done(server: LLMServer, of_it: str, is_probed: bool) -> None:
+    LLMServer.objects.update(last_probe_at=None)
+    PolicyVersion.objects.create(
+        policy=server.policy, version=1, mode="continue", state="loading", report={str(server.pk): {"state": of_it}}
+    )
+    probe_due(live=True)
+    assert (LLMServer.objects.get().last_probe_at is not None) == is_probed
+
+
+def test_one_of_before_servers_were_asked_what_they_can_do_is_asked(server: LLMServer) -> None:
+    LLMServer.objects.update(capabilities={"version": "0.10", "models": ["scripted"]}, health="suspect", last_probe_at=None)
+    probe_due(live=False)
+    server.refresh_from_db()
+    assert (server.health, server.engine) == ("live", "vllm")
+    assert {"token_ids", "logprobs", "id_prompts", "tokenize"} <= set(server.capabilities["features"])
+    assert probed(server) == "live", "it calls its weights what it was told"

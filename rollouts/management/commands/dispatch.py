@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
@@ -68,7 +69,8 @@ STEPS = (
     Step("count use, stop at budgets", keep_accounts, 1.0),
     Step("announce builds of images", announce_builds, 0.5),
     Step("take back builds of images", take_back_lost_builds, 5.0),
-    Step("probe LLM servers", probe_due, min(1.0, settings.PROBE_SECONDS)),
+    Step("probe LLM servers", partial(probe_due, live=True), min(1.0, settings.PROBE_SECONDS)),
+    Step("probe those that failed", partial(probe_due, live=False), min(1.0, settings.PROBE_SECONDS)),
     Step("update weights", update_weights, 0.25),
     Step("release holds", release_abandoned_holds, 5.0),
     Step("end what no server will serve", end_gone, 10.0),
