@@ -211,6 +211,8 @@ class GatewaySessions:
         return served.session.is_idle and asyncio.get_running_loop().time() - served.found_at > _SETTLED_SECONDS
 
     async def _give_away(self, rollout_id: UUID, owner: UUID) -> None:
+        if served := self._served.get(rollout_id):
+            self._forget_keys(served)  # it may have another one, and be too busy to be given away
         async with self._lock(rollout_id):
             if self._is_settled(rollout_id):
                 await self._forget(rollout_id, SessionMoved(_MOVED))
@@ -224,9 +226,14 @@ class GatewaySessions:
         """End its calls, and wait for what they still store. Under its lock."""
         served = self._served.pop(rollout_id, None)
         if served is not None:
-            for digest in served.digests:
-                self._by_key.pop(digest, None)
+            self._forget_keys(served)
             await served.session.close(why)
+
+    def _forget_keys(self, served: _Served) -> None:
+        """The next call's is looked up."""
+        for digest in served.digests:
+            self._by_key.pop(digest, None)
+        served.digests.clear()
 
     def _lock(self, rollout_id: UUID) -> asyncio.Lock:
         return self._locks.setdefault(rollout_id, asyncio.Lock())

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from rollouts.engine.records import TurnRecord
 from rollouts.lifecycle import GATEWAY
+from rollouts.llm.client import ModelClient
 from rollouts.llm.types import ModelCallRecord
 from rollouts.models import LLMServer, ModelCall, Rollout, Session, WorkerProcess
 from rollouts.services.claim import Claim
@@ -26,7 +27,10 @@ from rollouts.services.session_holding import (
     wanted_sessions,
     why_closed,
 )
-from rollouts.services.sessions import Opened, cancel_session, open_session
+from rollouts.services.sessions import Opened, cancel_session, new_key, open_session
+from rollouts.worker.database import Database
+from rollouts.worker.fleet import FleetView
+from rollouts.worker.gateway_sessions import GatewaySessions
 from tests.integration.domain import Domain
 
 
@@ -177,6 +181,28 @@ def test_records_of_gone_processes_stay_while_they_hold_sessions(opened: Opened,
     WorkerProcess.objects.update(lost_at=timezone.now() - timedelta(days=400))
     prune()
     assert holder() == first
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_key_that_was_replaced_opens_no_busy_session_either() -> None:
+    database, client = Database(patience=5), ModelClient()
+    domain = await database.call(Domain)
+    owner = await database.call(start_gateway)
+    view = FleetView(database, lambda: owner)
+    sessions = GatewaySessions(database=database, client=client, fleet=view, node="test-node", owner=lambda: owner)
+    try:
+        opened = await database.call(open_session, project=domain.project, opened_by="a test", policy="tiny")
+        assert await sessions.find(opened.key) is not None
+        key = await database.call(new_key, session=opened.session)
+        await sessions.find(opened.key)  # it was called just now, and is not given away yet
+        beat = await database.call(renew, worker_id=owner)
+        await sessions.look_after(beat.held, sessions.known())
+        assert await sessions.find(opened.key) is None
+        assert await sessions.find(key) is not None
+    finally:
+        await sessions.drop_all()
+        await client.close()
+        database.close()
 
 
 @pytest.mark.parametrize("key", ["", "prs_", "prs_a_b", "prl_0_1", "prs_\x00_a", "pré_a_b", "prs_a"])
