@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollouts.llm.types import ChatMessage, Sampling
@@ -39,16 +39,13 @@ class Wishes:
     stop: tuple[str, ...] = ()
     seed: int | None = None
 
-    def applied(self, default: Sampling, *, locked: bool) -> Sampling:
-        """What is really sampled with. `locked` leaves the agent only shorter replies and its stop strings."""
-        wanted = self.max_tokens or default.max_tokens
-        if locked:
-            return replace(default, max_tokens=min(wanted, default.max_tokens), stop=(*default.stop, *self.stop))
+    def applied(self, default: Sampling) -> Sampling:
+        """What is really sampled with."""
         return Sampling(
             temperature=default.temperature if self.temperature is None else self.temperature,
             top_p=default.top_p if self.top_p is None else self.top_p,
             top_k=default.top_k if self.top_k is None else self.top_k,
-            max_tokens=wanted,
+            max_tokens=self.max_tokens or default.max_tokens,
             stop=self.stop or default.stop,
             seed=default.seed if self.seed is None else self.seed,
         )

@@ -47,14 +47,11 @@ class AgentSession:
         sampling: Sampling,
         call_timeout: float,
         model: str,
-        lock_sampling: bool = False,
-        require_token_ids: bool = False,
         max_concurrent: int = 64,
     ) -> None:
-        """`sampling` holds where the agent does not say otherwise, and with `lock_sampling` whatever it says.
+        """`sampling` holds where the agent does not say otherwise; `model` is the name that agents see.
 
-        `model` is the name that agents see; `call_timeout` (seconds) spans all tries of one reply. `require_token_ids` makes a
-        server that returns no ids an error instead of a badge.
+        `call_timeout` (seconds) spans all tries of one reply.
         """
         self.model = model
         self.calls = 0  # stored so far
@@ -67,8 +64,6 @@ class AgentSession:
         self._recorder = recorder
         self._sampling = sampling
         self._call_timeout = call_timeout
-        self._lock_sampling = lock_sampling
-        self._require_token_ids = require_token_ids
         self._max_concurrent = max_concurrent
         self._branches = Branches()
         self._planner = Planner(client, route, self._branches)
@@ -179,14 +174,17 @@ class AgentSession:
         return result
 
     async def _serve(self, request: ModelRequest, queue: asyncio.Queue[Event | None] | None) -> Reply:
-        sampling = request.wishes.applied(self._sampling, locked=self._lock_sampling)
+        sampling = request.wishes.applied(self._sampling)
         plan = await self._planner.plan(request)
         try:
             if plan.is_text:
                 sampled, told = await self._pass_on(request, sampling, queue)
             elif queue is None:
                 sampled = await self._sample(plan, sampling)
-                told = take_apart(sampled.completion.text, request, sampling.stop, self._planner.tool_format(plan))
+                # Reasoning that has ended shows by itself whether the prompt began it.
+                thinking = sampled.completion.finish_reason == "length" and await self._opens_reasoning(request, plan)
+                tool_format = self._planner.tool_format(plan)
+                told = take_apart(sampled.completion.text, request, sampling.stop, tool_format, thinking=thinking)
             else:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
             reply = await self._finished(self._store(request, self._planner.hand_over(plan), sampling, sampled, told))
@@ -207,23 +205,18 @@ class AgentSession:
         async with self._route.call() as server:
             answer = await self._client.chat(server, chat_body(request, sampling), timeout=self._call_timeout)
             completion, told = read_chat(answer, request, time.monotonic() - started)
-        if self._require_token_ids:
-            raise ModelError(f"{server.url} returns no token ids, and they are required", retryable=False)
         if queue is not None:
             for event in told.events():
                 queue.put_nowait(event)
         return Sampled(completion, server, ()), told
 
     async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
-        sampled = await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)
-        if not sampled.completion.token_ids and self._require_token_ids:
-            raise ModelError(f"{sampled.server.url} returns no token ids, and they are required", retryable=False)
-        return sampled
+        return await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)
 
     async def _sample_in_pieces(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
     ) -> tuple[Sampled, Told]:
-        thinking = request.prompt is None and await self._opens_reasoning(plan)
+        thinking = await self._opens_reasoning(request, plan)
         telling = Telling(request, sampling.stop, self._planner.tool_format(plan), thinking=thinking)
         given: list[tuple[Piece, ServerAddress]] = []
 
@@ -244,8 +237,10 @@ class AgentSession:
             queue.put_nowait(event)
         return sampled, told
 
-    async def _opens_reasoning(self, plan: Plan) -> bool:
+    async def _opens_reasoning(self, request: ModelRequest, plan: Plan) -> bool:
         """Whether the prompts of this model end within a tag of reasoning. Found out once, from the end of a prompt."""
+        if request.prompt is not None:
+            return False
         if self._thinking is None:
             try:
                 end = await self._client.detokenize(self._route.server, plan.prompt_ids[-_TAG_IDS:])

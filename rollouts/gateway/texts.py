@@ -98,10 +98,12 @@ class Telling:
         return told
 
 
-def take_apart(text: str, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat) -> Told:
-    """A whole text at once."""
-    thinking = REASONING_END in text and not text.lstrip().startswith(REASONING_START)
-    return Telling(request, stops, tool_format, thinking=thinking).end(text)[0]
+def take_apart(
+    text: str, request: ModelRequest, stops: Sequence[str], tool_format: ToolFormat, *, thinking: bool = False
+) -> Told:
+    """A whole text at once. Where it ends its reasoning, `thinking` need not be known."""
+    begins = text.lstrip().startswith(REASONING_START)
+    return Telling(request, stops, tool_format, thinking=not begins and (thinking or REASONING_END in text)).end(text)[0]
 
 
 def _new_call_id() -> str:

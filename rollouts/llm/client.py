@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollouts.llm.answers import token_list
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import as_sent
 from rollouts.llm.tokens import LocalTokenizers
@@ -58,13 +59,16 @@ class ModelClient:
         try:
             if emit is None:
                 answer = await self._post(server, wire.path, body, timeout)
-                return _with_sure_spans(wire.completion(answer, time.monotonic() - started))
-            streamed = await self._stream(server, wire, body, timeout, emit)
-            return _with_sure_spans(streamed.completion(time.monotonic() - started))
+                completion = wire.completion(answer, time.monotonic() - started)
+            else:
+                completion = (await self._stream(server, wire, body, timeout, emit)).completion(time.monotonic() - started)
         except ModelError as exc:
             if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
                 raise ContextOverflow(str(exc)) from exc
             raise
+        if not completion.token_ids and completion.finish_reason != "abort" and Feature.TOKEN_IDS in server.features:
+            raise ModelError(f"{server.url} returned no token ids, although it was found to do so", retryable=True)
+        return _with_sure_spans(completion)
 
     async def render(
         self,

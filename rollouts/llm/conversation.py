@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
-from rollouts.llm.errors import ModelError
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import sample
 from rollouts.llm.segment_ids import SegmentIds
@@ -14,8 +13,7 @@ from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCa
 class Conversation:
     """Messages on one side, the exact ids on the other.
 
-    `messages` is everything so far, sampled replies included as text. `require_token_ids` makes a server that returns no ids an
-    error instead of a badge.
+    `messages` is everything so far, sampled replies included as text.
     """
 
     def __init__(
@@ -25,14 +23,12 @@ class Conversation:
         sampling: Sampling,
         *,
         call_timeout: float,
-        require_token_ids: bool = False,
     ) -> None:
         self.messages: list[ChatMessage] = []
         self._client = client
         self._route = route
         self._sampling = sampling
         self._call_timeout = call_timeout
-        self._require_token_ids = require_token_ids
         self._segments = SegmentIds()
         self._answered = 0  # how many of `messages` the model has seen or said
         self._last_id: int | None = None  # the last reply's last id; None before the first reply and after one without ids
@@ -72,8 +68,6 @@ class Conversation:
             prompt_ids = self._segments.first(segment, self._length) + context_ids
         sampled = await sample(self._client, self._route, prompt_ids, self._sampling, timeout=self._call_timeout)
         completion = sampled.completion
-        if not completion.token_ids and self._require_token_ids:
-            raise ModelError(f"{sampled.server.url} returns no token ids, and they are required", retryable=False)
         begins = segment == len(self._segments)
         record = sampled.record(
             turn=turn,

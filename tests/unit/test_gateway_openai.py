@@ -65,16 +65,6 @@ async def test_the_callers_sampling_is_used_and_stored(gateway, client):
     assert (stored["max_tokens"], stored["temperature"], stored["top_p"], stored["seed"]) == (2, 0.5, 0.9, 3)
 
 
-async def test_a_locked_session_samples_as_its_run_says():
-    async with (
-        ScriptedServer() as server,
-        serve(server, lock_sampling=True) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY) as client,
-    ):
-        await client.chat.completions.create(model="m", messages=[user("hi")], max_tokens=9000, temperature=0)
-    assert (gateway.memory.calls[0].sampling["temperature"], gateway.memory.calls[0].sampling["max_tokens"]) == (1.0, 512)
-
-
 async def test_the_stop_string_is_not_told_but_stored(gateway, client):
     answer = await client.chat.completions.create(model="m", messages=[user("[[reply:one END two]]")], stop=["END"])
     assert answer.choices[0].message.content == "one " and answer.choices[0].finish_reason == "stop"

@@ -20,7 +20,7 @@ from rollouts.lifecycle import Fidelity
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.route import CallCut, FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.llm.scripted.template import chatml_dropping_reasoning
+from rollouts.llm.scripted.template import chatml, chatml_dropping_reasoning
 from rollouts.llm.types import ChatMessage, Sampling, ServerAddress
 from tests.unit.gateways import BASH, KEY, Gateway, Memory, calls, open_session, serve
 
@@ -124,6 +124,16 @@ async def test_a_raw_prompt_does_not_decide_how_chats_are_told(gateway):
     assert (told.content, told.reasoning) == ("plain words", "")
 
 
+def thinking_first(messages, add_generation_prompt: bool) -> str:
+    return chatml(messages, add_generation_prompt) + ("<think>\n" if add_generation_prompt else "")
+
+
+async def test_reasoning_that_the_prompt_began_is_told_as_such_also_when_it_is_cut():
+    async with ScriptedServer(template=thinking_first) as server, open_session(server) as gateway:
+        reply = await gateway.session.reply(request(said("user", "[[reply:so many thoughts]][[length]]")))
+        assert (reply.told.content, reply.told.reasoning, reply.ending) == ("", "so many thoughts", "length")
+
+
 def test_of_named_conversations_the_newest_are_kept():
     kept = RememberedConversations()
     for number in range(5):
@@ -183,9 +193,10 @@ async def test_without_ids_it_is_text_only(gateway, server):
     await agent.ask(said("user", "more"))
     assert gateway.session.fidelity is Fidelity.TEXT_ONLY
     assert [c.opened_by for c in gateway.memory.calls] == ["start", "no_ids"]
-    async with serve(server, require_token_ids=True) as strict:
+    trained = replace(server.address(), features=frozenset({Feature.TOKEN_IDS, Feature.ID_PROMPTS}))
+    async with serve(server, route=FixedRoute(trained)) as strict:
         answer = await _post(strict, "hello")
-        assert answer.status_code == 502 and strict.session.failure is not None
+        assert answer.status_code == 503 and strict.session.failure is not None and not strict.memory.records
 
 
 async def test_a_server_that_takes_only_messages_gets_them(server):

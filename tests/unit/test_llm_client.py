@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.scripted.server import ScriptedServer
@@ -121,6 +122,14 @@ async def test_a_logprob_that_is_not_a_number_is_refused(client, server):
 async def test_a_server_without_ids_gives_text(client, server):
     completion = await ask(client, server, "[[reply:some words]][[omit_ids]]")
     assert (completion.text, completion.token_ids, completion.logprobs) == ("some words", [], None)
+
+
+async def test_a_server_that_is_known_for_its_ids_has_to_give_them(client, server):
+    prompt = await client.encode(server.address(), "[[omit_ids]]")
+    server.switches.omit_token_ids = True
+    with pytest.raises(ModelError, match="no token ids") as caught:
+        await client.generate(server.address(features=[Feature.TOKEN_IDS]), prompt, Sampling(), timeout=20)
+    assert caught.value.retryable
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

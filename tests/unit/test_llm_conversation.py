@@ -200,13 +200,6 @@ async def test_without_ids_the_trajectory_is_text_only(client, server):
     assert [call.text for call in calls] == ["one", "two"]
 
 
-async def test_ids_can_be_required(client, server):
-    server.switches.omit_token_ids = True
-    with pytest.raises(ModelError, match="required") as caught:
-        await talk(client, server, "hello", require_token_ids=True).sample(0)
-    assert not caught.value.retryable
-
-
 async def test_a_failed_turn_can_be_tried_again(client, server):
     conversation = talk(client, server, "[[reply:one]][[reply2:two]]")
     first = await conversation.sample(0)
