@@ -115,7 +115,7 @@ class Transport:
         except aiohttp.InvalidURL as exc:
             raise ModelError(f"{url!r} is not a URL", retryable=False) from exc
         except aiohttp.ClientConnectionError as exc:
-            raise _TryAgain(f"{url} is unreachable: {_why_unreachable(exc)}") from exc
+            raise _TryAgain(f"{url} is unreachable: {why_unreachable(exc)}") from exc
         except aiohttp.ClientError as exc:
             raise ModelError(f"{url} does not speak HTTP: {exc}", retryable=True) from exc
         if response.status == 200:
@@ -144,7 +144,7 @@ class _TryAgain(Exception):
         self.not_before = not_before
 
 
-def _why_unreachable(error: aiohttp.ClientConnectionError) -> str:
+def why_unreachable(error: aiohttp.ClientError | TimeoutError) -> str:
     """In the system's words where it has a number for it; aiohttp's name its internals."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or type(error).__name__

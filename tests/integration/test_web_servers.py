@@ -127,7 +127,7 @@ class TestServers:
         allow(world, "change_llmserver")
         LLMServer.objects.update(url=f"http://127.0.0.1:{lasting_port()}")
         page = owner.post(f"/servers/{world.server.pk}/probe/", follow=True).content.decode()
-        assert "is suspect. /health did not answer: ClientConnectorError" in page
+        assert "is suspect. /health did not answer: Connection refused" in page
 
     def test_it_is_removed_after_a_question(self, world: WebWorld, owner: Client) -> None:
         allow(world, "change_llmserver", "delete_llmserver")
