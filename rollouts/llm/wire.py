@@ -80,7 +80,9 @@ class _Generate:
         spans = _spans(told)
         if told and not spans and self._is_labelled:
             raise ModelError(
-                f"the server says of its weights {told!r}: it was restarted, or others were loaded", retryable=True
+                f"the server says of its weights {told!r}: it was restarted, or others were loaded. "
+                "Announce a version, or set its policy_version.",
+                retryable=True,
             )
         return replace(completion, spans=spans)
 

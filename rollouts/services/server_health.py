@@ -170,7 +170,8 @@ async def _other_weights(server: LLMServer, session: aiohttp.ClientSession, head
         return f"/weight_info did not answer: {why_unreachable(error)}"
     if named == str(server.policy_version):
         return ""
-    return f"it calls its weights {named!r} and not {server.policy_version}: it was restarted, or others were loaded"
+    what = f"it calls its weights {named!r} and not {server.policy_version}"
+    return f"{what}: it was restarted, or others were loaded. Announce a version, or set its policy_version."
 
 
 async def _load_of(server: LLMServer, session: aiohttp.ClientSession) -> dict[str, Any]:
