@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from rollouts.llm.types import ChatMessage, Sampling
 
+_LONGEST_TOKEN = 128  # characters, on average over a prompt; single ones of white space are longer
+
 
 class FunctionTool(NamedTuple):
     """A tool that the agent offers to the model. `parameters` is the JSON Schema of the arguments object."""
@@ -72,3 +74,11 @@ class ModelRequest:
     logprobs: bool = False
     remember: tuple[ChatMessage, ...] | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def fewest_tokens(self) -> int:
+        """A lower bound of its prompt's length, for any tokenizer there is."""
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            return len(self.prompt)
+        characters = len(self.prompt or "") + sum(len(message["content"]) for message in self.messages)
+        return characters // _LONGEST_TOKEN

@@ -175,6 +175,8 @@ class AgentSession:
 
     async def _serve(self, request: ModelRequest, queue: asyncio.Queue[Event | None] | None) -> Reply:
         sampling = request.wishes.applied(self._sampling)
+        if request.fewest_tokens > self._route.server.max_model_len:
+            raise self._too_long(request.fewest_tokens)  # before a server is held up by it
         plan = await self._planner.plan(request)
         try:
             if plan.is_text:
@@ -189,14 +191,17 @@ class AgentSession:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
             reply = await self._finished(self._store(request, self._planner.hand_over(plan), sampling, sampled, told))
         except ContextOverflow as exc:
-            self.overflows += 1
-            overflow = Overflow(len(plan.prompt_ids), self._route.server.max_model_len)
-            raise CallRefused(Kind.INVALID, str(exc), overflow=overflow) from exc
+            raise self._too_long(len(plan.prompt_ids)) from exc
         finally:
             self._planner.release(plan)
         if request.remember is not None:
             self.remembered.add(request.id, (*request.remember, told.message()))
         return reply
+
+    def _too_long(self, tokens: int) -> CallRefused:
+        self.overflows += 1
+        overflow = Overflow(tokens, self._route.server.max_model_len)
+        return CallRefused(Kind.INVALID, "the prompt leaves no room in the model's context", overflow=overflow)
 
     async def _pass_on(
         self, request: ModelRequest, sampling: Sampling, queue: asyncio.Queue[Event | None] | None

@@ -133,6 +133,16 @@ async def test_a_prompt_that_is_too_long(gateway, http):
     assert gateway.session.overflows == 1
 
 
+async def test_a_prompt_that_is_far_too_long_bothers_no_server(http):
+    async with ScriptedServer() as server:
+        gone = FixedRoute(server.address())
+    async with serve(server, Limits(), route=gone) as gateway:
+        ask = {"messages": [{"role": "user", "content": "long " * 250_000}]}
+        answer = await http.post(f"{gateway.url}/v1/chat/completions", json=ask)
+        assert error_of("/v1/chat/completions", answer)["code"] == "context_length_exceeded"
+        assert gateway.session.overflows == 1 and gateway.session.failure is None
+
+
 async def test_servers_that_fail_are_no_ones_reply(gateway, http):
     ask = {"messages": [{"role": "user", "content": "[[fail:400]]"}]}
     answer = await http.post("/v1/chat/completions", json=ask)
