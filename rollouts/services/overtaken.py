@@ -21,28 +21,35 @@ from .transition import Guard
 _FREE_GROUPS = """
 UPDATE rollouts_group g SET policy_version = NULL FROM rollouts_run run JOIN rollouts_policy p ON p.id = run.policy_id
 WHERE g.run_id = run.id AND run.settings ->> 'versions' = %(group)s AND (%(policy)s::uuid IS NULL OR p.id = %(policy)s)
-  AND g.policy_version < p.version AND {gone}
+  AND run.finished_rollouts < run.used_rollouts AND g.policy_version < p.version AND {gone}
   AND EXISTS (SELECT FROM rollouts_rollout r WHERE r.group_id = g.id AND r.state IN ('queued', 'ready'))
   AND NOT EXISTS (
       SELECT FROM rollouts_rollout r WHERE r.group_id = g.id AND (r.state = 'evaluating' OR r.finished_at IS NOT NULL)
         AND r.policy_version IS NOT NULL)
   AND NOT EXISTS (SELECT FROM rollouts_rollout r WHERE r.group_id = g.id AND r.state = 'running')
 """
+# Two halves, since each has an index of its own: queues are long.
 _GONE = """
-SELECT r.id, r.attempt, r.state, wanted.version FROM rollouts_rollout r
-JOIN rollouts_run run ON run.id = r.run_id JOIN rollouts_policy p ON p.id = run.policy_id
-JOIN rollouts_group g ON g.id = r.group_id
-CROSS JOIN LATERAL (SELECT COALESCE(
-    r.required_version, CASE run.settings ->> 'versions' WHEN %(group)s THEN g.policy_version END) AS version) wanted
-WHERE r.state IN ('queued', 'ready') AND r.lease_owner_id IS NULL AND (%(policy)s::uuid IS NULL OR p.id = %(policy)s)
-  AND wanted.version < p.version AND {gone}
+WITH waits AS (
+    SELECT r.id, r.attempt, r.state, r.run_id, r.required_version AS version FROM rollouts_rollout r
+    WHERE r.required_version IS NOT NULL AND r.finished_at IS NULL
+      AND r.state IN ('queued', 'ready') AND r.lease_owner_id IS NULL
+    UNION ALL
+    SELECT r.id, r.attempt, r.state, r.run_id, g.policy_version FROM rollouts_run run
+    JOIN rollouts_rollout r ON r.run_id = run.id JOIN rollouts_group g ON g.id = r.group_id
+    WHERE run.settings ->> 'versions' = %(group)s AND run.finished_rollouts < run.used_rollouts
+      AND r.required_version IS NULL AND r.state IN ('queued', 'ready') AND r.lease_owner_id IS NULL
+)
+SELECT waits.id, waits.attempt, waits.state, waits.version FROM waits
+JOIN rollouts_run run ON run.id = waits.run_id JOIN rollouts_policy p ON p.id = run.policy_id
+WHERE (%(policy)s::uuid IS NULL OR p.id = %(policy)s) AND waits.version < p.version AND {gone}
 """
 # A server that is dead or paused may come back with the version it has.
 _NOBODY_SERVES = """NOT EXISTS (
     SELECT FROM rollouts_llmserver s
     WHERE s.policy_id = p.id AND s.policy_version = {version} AND NOT s.weights_unknown)"""
 _FREE = _FREE_GROUPS.format(gone=_NOBODY_SERVES.format(version="g.policy_version"))
-_FIND = _GONE.format(gone=_NOBODY_SERVES.format(version="wanted.version"))
+_FIND = _GONE.format(gone=_NOBODY_SERVES.format(version="waits.version"))
 
 
 def end_gone(policy_id: UUID | None = None) -> int:
