@@ -245,6 +245,22 @@ class TestHolds:
         assert await process.database.call(callers, server_id) == {process.claim.owner}
         await later.end()
 
+    async def test_a_call_in_flight_counts_where_its_rollout_has_left(self, process: Process):
+        route = await process.begin()
+        other = await process.another_server()
+        await process.until(lambda: process.view.seen(other.id))
+        in_flight = Call(route)
+        await in_flight.begun.wait()
+        await fail(route)
+        assert await call(route) == str(other.id)
+        server_id = process.domain.server.id
+        await process.database.call(hold_servers, [server_id], LLMServer.Hold.WAIT)
+        await process.seen(hold="wait")
+        await process.view.next_look()
+        assert await process.database.call(callers, server_id) == {process.claim.owner}
+        await in_flight.end()
+        await process.until(lambda: not callers(server_id))
+
     async def test_a_hold_that_cuts_ends_them(self, process: Process):
         route = await process.begin()
         in_flight = Call(route)
