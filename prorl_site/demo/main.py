@@ -27,6 +27,7 @@ def demo(*, stay: bool) -> int:
         llm_url = start_model(running.supervisor, say)
         code = _do_the_job(running, llm_url, console, say, begun)
         if stay:
+            say("try next: new weights (docs/guide/weights.md), an agent of your own (docs/guide/sessions.md)")
             say("still up; Ctrl-C stops everything")
             running.supervisor.wait()
     return code
