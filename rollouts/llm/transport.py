@@ -144,7 +144,7 @@ class _TryAgain(Exception):
         self.not_before = not_before
 
 
-def why_unreachable(error: aiohttp.ClientError | TimeoutError) -> str:
+def why_unreachable(error: Exception) -> str:
     """In the system's words where it has a number for it; aiohttp's name its internals."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or type(error).__name__
