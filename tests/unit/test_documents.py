@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollouts.lifecycle import Cause, Phase, Termination, final_state
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -31,3 +33,11 @@ def test_every_guide_and_reference_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [page for folder in ("guide", "reference") for page in (ROOT / "docs" / folder).glob("*.md")]
     assert [page.name for page in pages if page.name not in index] == []
+
+
+def test_every_way_to_end_is_explained() -> None:
+    rows = (ROOT / "docs" / "reference" / "endings.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows if row.startswith("| `")]
+    told = {cause: (state, blame) for causes, state, blame in cells for cause in re.findall(r"`(\w+)`", causes)}
+    endings = [Termination(Phase.RUN, cause) for cause in Cause]
+    assert told == {ending.cause: (final_state(ending), ending.blame) for ending in endings}
