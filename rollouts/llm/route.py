@@ -23,6 +23,11 @@ class Route(Protocol):
         """The server it is on: for what samples nothing (rendering, limits)."""
         ...
 
+    @property
+    def only_version(self) -> int | None:
+        """The one policy version that may be sampled from here; None where any may."""
+        ...
+
     def call(self) -> AbstractAsyncContextManager[ServerAddress]:
         """The server for one call, which counts as in flight there inside of the context.
 
@@ -51,15 +56,15 @@ class Overtaken(ModelError):
     """New weights have come since the rollout began, and it may be sampled from one version only: it is to be begun anew."""
 
     def __init__(self, began_on: int, now: int) -> None:
-        super().__init__(f"it began on version {began_on}, and its next call would be sampled from {now}", retryable=False)
+        super().__init__(f"it began on version {began_on}, and it would go on with {now}", retryable=False)
 
 
 class OneVersionRoute:
     """Another route, as long as that leads to servers of `version`. Then its calls raise `Overtaken`."""
 
     def __init__(self, route: Route, version: int) -> None:
+        self.only_version = version
         self._route = route
-        self._version = version
 
     @property
     def server(self) -> ServerAddress:
@@ -68,8 +73,8 @@ class OneVersionRoute:
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[ServerAddress]:
         async with self._route.call() as server:
-            if server.policy_version != self._version:
-                raise Overtaken(self._version, server.policy_version)
+            if server.policy_version != self.only_version:
+                raise Overtaken(self.only_version, server.policy_version)
             yield server
 
 
@@ -78,6 +83,7 @@ class FixedRoute:
 
     def __init__(self, server: ServerAddress) -> None:
         self.server = server
+        self.only_version: int | None = None
 
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[ServerAddress]:

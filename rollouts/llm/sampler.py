@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.reply import Reply
-from rollouts.llm.route import CallCut, Route
+from rollouts.llm.route import CallCut, Overtaken, Route
 from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
 MAX_FAILURES = 3  # of servers in a row, for one reply
@@ -70,7 +70,7 @@ async def sample(
     away goes on from there. The text of the result is that of all its ids, also where the pieces' texts leave a gap
     between two servers.
 
-    Raises `ContextOverflow`; `ModelError` once `MAX_FAILURES` servers in a row have failed.
+    Raises `ContextOverflow`; `Overtaken`; `ModelError` once `MAX_FAILURES` servers in a row have failed.
     """
     loop = asyncio.get_running_loop()
     reply = Reply(sampling)
@@ -107,6 +107,9 @@ async def sample(
         if reply.finish_reason is None and budget <= 0:
             raise ModelError(f"no reply within {timeout:g} s", retryable=True)
     completion = await reply.completion(client, server)
+    newest = max((span.version for span in completion.spans), default=None)
+    if route.only_version is not None and newest is not None and newest > route.only_version:
+        raise Overtaken(route.only_version, newest)  # by weights that the server had loaded before that was noted
     return Sampled(completion, server, completion.spans)
 
 

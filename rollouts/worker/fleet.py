@@ -216,6 +216,10 @@ class FleetRoute:
             self._address = seen.address
         return self._address
 
+    @property
+    def only_version(self) -> int | None:
+        return self.seat.required_version
+
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[ServerAddress]:
         server = await self._usable()

@@ -317,6 +317,8 @@ async def test_a_client_that_goes_away_stops_the_model(gateway, server):
 class TwoVersions:
     """A route whose first call is cut by a weight update once `update` is set."""
 
+    only_version = None
+
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server.address(policy_version=7)
         self.update = asyncio.Event()

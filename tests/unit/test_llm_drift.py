@@ -132,6 +132,8 @@ class Servers(Transport):
 class Route:
     """Two servers of different weights; a call that fails moves to the other one, and weight updates cut some."""
 
+    only_version = None
+
     def __init__(self, servers: Sequence[ServerAddress], rng: random.Random, lossy: float) -> None:
         self._servers, self._rng, self._lossy = list(servers), rng, lossy
 

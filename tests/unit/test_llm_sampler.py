@@ -27,6 +27,8 @@ QUESTION = f"[[reply:{TEXT}]]"
 class Way:
     """A route that the test leads: each call goes to the next address, the last one again and again."""
 
+    only_version: int | None = None
+
     def __init__(self, *addresses: ServerAddress) -> None:
         self.addresses = list(addresses)
         self.calls = 0
@@ -285,3 +287,14 @@ async def test_one_version_or_none(client: ModelClient, servers: list[ScriptedSe
     assert (await sample(client, route, ids, Sampling(), timeout=60)).spans[0].version == 1
     with pytest.raises(Overtaken, match="began on version 1"):
         await sample(client, route, ids, Sampling(), timeout=60)
+
+
+async def test_new_weights_that_nobody_has_noted_yet_are_not_the_one_version(
+    client: ModelClient, servers: list[ScriptedServer]
+) -> None:
+    ids = await prompt(client, servers[0])
+    known = address(servers[0], 1, Feature.GENERATE)
+    await post(servers[0], "/update_weight_version", {"new_version": "2"})
+    assert (await sample(client, FixedRoute(known), ids, Sampling(), timeout=60)).spans[0].version == 2
+    with pytest.raises(Overtaken, match="began on version 1"):
+        await sample(client, OneVersionRoute(FixedRoute(known), 1), ids, Sampling(), timeout=60)
