@@ -42,12 +42,13 @@ class Ran(NamedTuple):
 
 
 # One statement stores the turns of many rollouts, whole or not at all for each of them. It may be repeated when its answer was
-# lost: rows that are there already stay, and what a call adds to the rollout's counts is added with the row.
+# lost: rows that are there already stay, and what a call adds to the rollout's counts is added with the row. From a process
+# that was declared lost nothing is taken, held or not: nobody waits for its calls before new weights are loaded.
 _RECORD = """
 WITH held AS (
     SELECT r.id AS rollout_id, r.attempt
     FROM unnest(%(id)s::uuid[], %(attempt)s::int[], %(owner)s::uuid[]) AS i(id, attempt, owner)
-    JOIN rollouts_rollout r ON r.id = i.id
+    JOIN rollouts_rollout r ON r.id = i.id JOIN rollouts_workerprocess w ON w.id = i.owner AND w.lost_at IS NULL
     WHERE r.attempt = i.attempt AND r.lease_owner_id = i.owner AND r.state = %(state)s ORDER BY r.id FOR UPDATE OF r
 ), calls AS (
     INSERT INTO rollouts_modelcall ({call_columns})

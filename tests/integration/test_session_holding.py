@@ -128,6 +128,15 @@ def test_a_process_that_is_lost_takes_nothing(opened: Opened, first: UUID) -> No
     assert not take_session(rollout_id=opened.session.pk, owner=first)
 
 
+def test_from_a_process_that_is_lost_nothing_is_stored(opened: Opened, first: UUID) -> None:
+    """Though nobody has taken its session: its server may have been given new weights under a call of it."""
+    claim = claim_by(first, opened)
+    assert call(claim)
+    WorkerProcess.objects.filter(id=first).update(lost_at=timezone.now())
+    assert not call(claim, turn=1)
+    assert ModelCall.objects.count() == 1
+
+
 def test_what_the_last_holder_still_writes_changes_nothing(opened: Opened, first: UUID, second: UUID) -> None:
     claim = claim_by(first, opened)
     assert call(claim)
