@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from rollouts.lifecycle import Blame, Cause, OnAgentTimeout, OnBudget, Phase, Termination
+from rollouts.lifecycle import Blame, Cause, Fidelity, OnAgentTimeout, OnBudget, Phase, Termination
 from rollouts.llm.types import Sampling
 
 
@@ -105,8 +105,13 @@ class RunSettings(BaseModel):
         5, ge=0, le=100, description="Attempts repeated for the infrastructure's fault before giving up."
     )
 
-    def lets_into_batch(self, cause: Cause, reward: float | None) -> bool:
-        """Whether a rollout whose RUN ended by `cause` and that was scored with `reward` is trainable."""
+    def lets_into_batch(self, cause: Cause, reward: float | None, fidelity: str) -> bool:
+        """Whether a rollout whose RUN ended by `cause` and that was scored with `reward` is trainable.
+
+        Never without the sampled ids (`fidelity` is its badge): there is nothing to train on.
+        """
+        if fidelity == Fidelity.TEXT_ONLY:
+            return False
         masked = cause is Cause.AGENT_TIMEOUT and self.on_agent_timeout is not OnAgentTimeout.SCORE
         return Termination(Phase.RUN, cause).blame is Blame.POLICY and not masked and reward is not None
 

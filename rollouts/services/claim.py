@@ -41,6 +41,7 @@ class Claim:
     artefacts: dict[str, Any]
     artefacts_blob: str | None
     termination_cause: str
+    fidelity: str  # the badge that RUN gave it; empty before
     held_seconds: float  # workers have held this attempt before, in earlier stages and tries
     server: ServerAddress | None
     policy_id: UUID
@@ -107,7 +108,16 @@ def load_claims(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> li
         Rollout.objects.filter(id__in=ids)
         .select_related("environment", "task", "llm_server__policy")
         .only(
-            *("run_id", "project_id", "attempt", "sandbox_name", "artefacts", "artefacts_blob", "termination_cause"),
+            *(
+                "run_id",
+                "project_id",
+                "attempt",
+                "sandbox_name",
+                "artefacts",
+                "artefacts_blob",
+                "termination_cause",
+                "fidelity",
+            ),
             *("task__payload", "environment__handler", "environment__config"),
             # Named one by one: whatever is missing here costs a query for every rollout when it is read.
             *(f"llm_server__{name}" for name in ("url", "model", "policy__name", "policy_version", "max_model_len", "api_key")),
@@ -137,6 +147,7 @@ def load_claims(ids: Sequence[UUID], owner: UUID, stage: Stage, node: str) -> li
             artefacts=rollout.artefacts,
             artefacts_blob=rollout.artefacts_blob_id,
             termination_cause=rollout.termination_cause,
+            fidelity=rollout.fidelity,
             held_seconds=rollout.held_seconds,
             server=address_of(rollout.llm_server) if rollout.llm_server else None,
             policy_id=rollout.policy_id,

@@ -62,7 +62,7 @@ def finish_scored(done: Sequence[Scored]) -> list[bool]:
     moves: defaultdict[State, list[Move]] = defaultdict(list)
     for claim, score in done:
         termination = Termination(Phase.RUN, Cause(claim.termination_cause))
-        trainable = claim.settings.lets_into_batch(termination.cause, score.total)
+        trainable = claim.settings.lets_into_batch(termination.cause, score.total, claim.fidelity)
         values = {"reward": score.total, "reward_version": 1, "trainable": trainable}
         moves[final_state(termination)].append(claim.move(values=values, data={"reward": score.total}))
     return _end(moves, [(claim, score) for claim, score in done])

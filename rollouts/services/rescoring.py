@@ -50,6 +50,7 @@ class RescoringClaim:
     artefacts_blob: str | None
     ended_in_run: Termination
     sandbox_name: str
+    fidelity: str  # the badge of its trajectory
 
 
 def claim_rescorings(*, owner: UUID, working_on: Collection[int], limit: int) -> list[RescoringClaim]:
@@ -96,6 +97,7 @@ def _claim(rescoring: Rescoring, owner: UUID) -> RescoringClaim:
         artefacts_blob=rollout.artefacts_blob_id,
         ended_in_run=Termination(Phase.RUN, Cause(cause), detail),
         sandbox_name=rescoring.sandbox_name,
+        fidelity=rollout.fidelity,
     )
 
 
@@ -131,7 +133,7 @@ def finish_rescoring(*, claim: RescoringClaim, score: Score) -> bool:
     values: dict[str, Any] = {
         "state": final_state(claim.ended_in_run).value,
         "reward": reward,
-        "trainable": claim.settings.lets_into_batch(claim.ended_in_run.cause, reward),
+        "trainable": claim.settings.lets_into_batch(claim.ended_in_run.cause, reward, claim.fidelity),
         **termination_values(claim.ended_in_run),
     }
     statement = _FINISH.format(

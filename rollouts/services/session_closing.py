@@ -17,6 +17,7 @@ from rollouts.environments.base import ANSWER, RewardComponent, Score
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
 from rollouts.environments.external import EXTERNAL
 from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination, final_state
+from rollouts.llm.segment_ids import badge
 from rollouts.llm.toolcalls import parse_reply
 from rollouts.models import ModelCall, Rollout, Session
 from rollouts.run_settings import RunSettings
@@ -139,8 +140,9 @@ def _keep(rollout: Rollout, termination: Termination, artefacts: dict[str, Any])
     outcome = RunOutcome(termination, storable_json(artefacts), _fidelity(rollout))
     if blobs.artefacts_are_large(outcome):
         outcome = blobs.offload_artefacts(outcome)
+    rollout.fidelity = outcome.fidelity.value
     Rollout.objects.filter(pk=rollout.pk).update(
-        artefacts=outcome.artefacts, artefacts_blob_id=outcome.artefacts_blob, fidelity=outcome.fidelity.value
+        artefacts=outcome.artefacts, artefacts_blob_id=outcome.artefacts_blob, fidelity=rollout.fidelity
     )
 
 
@@ -153,9 +155,7 @@ def _last_text(rollout: Rollout) -> str:
 def _fidelity(rollout: Rollout) -> Fidelity:
     calls = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt)
     counted = calls.aggregate(segments=Count("segment", distinct=True), without_ids=Count("id", filter=Q(sampled_ids=b"")))
-    if counted["without_ids"]:
-        return Fidelity.TEXT_ONLY
-    return Fidelity.SEGMENTED if counted["segments"] > 1 else Fidelity.TOKEN_EXACT
+    return badge(counted["segments"], text_only=counted["without_ids"] > 0)
 
 
 def _can_be_evaluated(rollout: Rollout) -> bool:
@@ -181,7 +181,7 @@ def _finish(rollout: Rollout, termination: Termination, score: Score | None) -> 
     """A session in which no model was called has nothing to train on, whatever it is worth."""
     total = score.total if score else None
     settings = RunSettings.model_validate(rollout.run.settings)
-    trainable = rollout.turns > 0 and settings.lets_into_batch(termination.cause, total)
+    trainable = rollout.turns > 0 and settings.lets_into_batch(termination.cause, total, rollout.fidelity)
     move(
         [rollout.id],
         to=final_state(termination),

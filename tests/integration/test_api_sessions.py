@@ -327,10 +327,11 @@ class TestClosing:
         problem = expect_problem(case.submitter.post(f"/api/v1/rollouts/{session['id']}/rescore/", {}), 409, "conflict")
         assert "rewarded by whoever runs their agents" in problem["detail"]
 
-    def test_text_only_calls_give_their_badge(self, case: ApiCase) -> None:
+    def test_text_only_calls_give_their_badge_and_nothing_to_train_on(self, case: ApiCase) -> None:
         session = open_session(case)
         call_of(Rollout.objects.get(), sampled=[])
-        assert close(case, session)["fidelity"] == "text-only"
+        closed = close(case, session, reward={"value": 1.0})
+        assert (closed["fidelity"], closed["reward"], closed["trainable"]) == ("text-only", 1.0, False)
 
     def test_after_the_end_nothing_is_taken(self, case: ApiCase) -> None:
         session = open_session(case)

@@ -38,11 +38,11 @@ BROKEN = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, "KeyError: 'gol
 JUDGE_DOWN = Failure(Termination(Phase.EVAL, Cause.EVALUATION_ERROR, "judge 503"), retryable=True, traceback="")
 
 
-def ran(domain: Domain, cause: Cause = Cause.COMPLETED, **settings: Any) -> Rollout:
+def ran(domain: Domain, cause: Cause = Cause.COMPLETED, fidelity: Fidelity = Fidelity.TOKEN_EXACT, **settings: Any) -> Rollout:
     """A rollout whose RUN is done."""
     rollout = domain.submit(run=domain.new_run(**settings))[0]
     assert all(hand_over_ready([Initialized(domain.claim(rollout, Stage.INIT), "")]))
-    outcome = RunOutcome(Termination(Phase.RUN, cause, "as RUN said"), {"answer": "3"}, Fidelity.TOKEN_EXACT)
+    outcome = RunOutcome(Termination(Phase.RUN, cause, "as RUN said"), {"answer": "3"}, fidelity)
     claim = domain.claim(rollout, Stage.RUN)
     if cause is Cause.AGENT_TIMEOUT and settings.get("on_agent_timeout") in ("zero", "drop"):
         assert all(finish_unscored([Unscored(claim, outcome)]))
@@ -105,6 +105,11 @@ class TestAScoredRollout:
     def test_that_ran_out_of_time_stays_what_its_run_makes_of_it(self, domain: Domain, policy: str, trainable: bool):
         after = rescored(domain, scored(domain, Cause.AGENT_TIMEOUT, on_agent_timeout=policy))
         assert (after.state, after.reward, after.trainable) == ("timed_out", 1.0, trainable)
+
+    def test_without_sampled_ids_is_not_trainable_whatever_it_is_worth(self, domain: Domain):
+        before = scored(domain, score=RIGHT, fidelity=Fidelity.TEXT_ONLY)
+        after = rescored(domain, before)
+        assert (before.reward, before.trainable, after.reward, after.trainable) == (1.0, False, 1.0, False)
 
     def test_with_an_unknown_component_is_not_trainable(self, domain: Domain):
         after = rescored(domain, scored(domain), Score([RewardComponent("correct", None)]))
