@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -30,6 +30,7 @@ from .assign import address_of
 from .transition import DISPATCH_CHANNEL
 
 UNDER_WAY = (PolicyVersion.State.LOADING, PolicyVersion.State.READY)
+_UNTOLD = "default"  # what vLLM calls weights that it was told no name of
 _ENDED = ("live", "failed")  # an update on one server
 _SUSPECT_SECONDS = 1.0  # between probes of a server that has just failed
 _SAMPLE_SECONDS = 10.0  # for one token
@@ -67,7 +68,9 @@ def probe_servers(servers: Sequence[LLMServer]) -> None:
     if not servers:
         return
     addresses = [address_of(server) for server in servers]  # asks the database, which the loop may not
-    for server, finding in zip(servers, asyncio.run(_look_at_all(servers, addresses)), strict=True):
+    updated = PolicyVersion.objects.filter(policy_id__in={server.policy_id for server in servers})
+    findings = asyncio.run(_look_at_all(servers, addresses, set(updated.values_list("policy_id", flat=True))))
+    for server, finding in zip(servers, findings, strict=True):
         sight = Sight.FAILED_PROBE if finding.error else Sight.WELL
         noted = {"last_error": finding.error[:300], "last_probe_at": timezone.now()}
         _note(server, sight, noted | finding.noted)
@@ -99,18 +102,24 @@ def wake_dispatcher() -> None:
         cursor.execute("SELECT pg_notify(%s, '')", [DISPATCH_CHANNEL])
 
 
-async def _look_at_all(servers: Sequence[LLMServer], addresses: Sequence[ServerAddress]) -> list[_Finding]:
+async def _look_at_all(
+    servers: Sequence[LLMServer], addresses: Sequence[ServerAddress], updated: Collection[UUID]
+) -> list[_Finding]:
+    """`updated` are the policies for which new weights were ever announced."""
     client = ModelClient()
     timeout = aiohttp.ClientTimeout(total=max(settings.PROBE_SECONDS, 1.0))
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            looks = (_look_at(server, address, session, client) for server, address in zip(servers, addresses, strict=True))
+            pairs = zip(servers, addresses, strict=True)
+            looks = (_look_at(s, address, session, client, was_updated=s.policy_id in updated) for s, address in pairs)
             return await asyncio.gather(*looks)
     finally:
         await client.close()
 
 
-async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.ClientSession, client: ModelClient) -> _Finding:
+async def _look_at(
+    server: LLMServer, address: ServerAddress, session: aiohttp.ClientSession, client: ModelClient, *, was_updated: bool
+) -> _Finding:
     plain = server.engine == LLMServer.Engine.OPENAI  # it has no health endpoint of its own, and may take no ids
     path = "/v1/models" if plain else "/health"
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
@@ -120,6 +129,10 @@ async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.C
                 return _Finding(f"{path} answered {response.status}", {})
     except (aiohttp.ClientError, TimeoutError) as error:
         return _Finding(f"{path} did not answer: {why_unreachable(error)}", {})
+    if Feature.WEIGHT_VERSION in address.features:
+        problem = await _other_weights(server, address, session, headers, was_updated=was_updated)
+        if problem:
+            return _Finding(problem, {})
     if server.health != LLMServer.Health.LIVE and not plain:
         try:
             await samples_a_token(client, address, timeout=_SAMPLE_SECONDS)
@@ -131,8 +144,6 @@ async def _look_at(server: LLMServer, address: ServerAddress, session: aiohttp.C
             noted = found_columns(await _first_look(server, address))
         except ModelError as error:
             return _Finding(f"what it can do is not known: {error}", {})
-    elif Feature.WEIGHT_VERSION in address.features and (problem := await _other_weights(server, session, headers)):
-        return _Finding(problem, {})
     if load := {} if plain else await _load_of(server, session):
         noted["load"] = load
     return _Finding("", noted)
@@ -142,12 +153,17 @@ async def _first_look(server: LLMServer, address: ServerAddress) -> Capabilities
     """At one that was registered before servers were asked what they can do; until then it is given nothing."""
     found = await probe(server.url, api_key=server.api_key, model=server.model, tokenizer=server.tokenizer)
     if Feature.WEIGHT_VERSION in found.features:
-        transport = Transport()
-        try:
-            await Control(transport, address).label(server.policy_version)
-        finally:
-            await transport.close()
+        await _label(address)
     return found
+
+
+async def _label(address: ServerAddress) -> None:
+    """Have the server call its weights what they are here."""
+    transport = Transport()
+    try:
+        await Control(transport, address).label(address.policy_version)
+    finally:
+        await transport.close()
 
 
 def found_columns(found: Capabilities) -> dict[str, Any]:
@@ -161,14 +177,30 @@ def found_columns(found: Capabilities) -> dict[str, Any]:
     return {"engine": found.engine, "capabilities": capabilities}
 
 
-async def _other_weights(server: LLMServer, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
-    """What is wrong with the weights that it says it has; empty when it has those that it was told to have."""
+async def _other_weights(
+    server: LLMServer,
+    address: ServerAddress,
+    session: aiohttp.ClientSession,
+    headers: Mapping[str, str],
+    *,
+    was_updated: bool,
+) -> str:
+    """What is wrong with the weights that it says it has; empty when it has those that it was told to have.
+
+    One that was restarted has those that it starts with: the same, where it was never given others.
+    """
     try:
         async with session.get(f"{server.url}/weight_info", headers=headers, allow_redirects=False) as response:
             named = (await response.json()).get("weight_version")
     except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
         return f"/weight_info did not answer: {why_unreachable(error)}"
     if named == str(server.policy_version):
+        return ""
+    if named == _UNTOLD and not was_updated:
+        try:
+            await _label(address)
+        except ModelError as error:
+            return f"it was restarted, and not told its version: {error}"
         return ""
     what = f"it calls its weights {named!r} and not {server.policy_version}"
     return f"{what}: it was restarted, or others were loaded. Announce a version, or set its policy_version."

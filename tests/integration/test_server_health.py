@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
+import httpx
 import pytest
 from django.conf import LazySettings
 from django.utils import timezone
@@ -139,3 +140,10 @@ def test_one_of_before_servers_were_asked_what_they_can_do_is_asked(server: LLMS
     assert (server.health, server.engine) == ("live", "vllm")
     assert {"token_ids", "logprobs", "id_prompts", "tokenize"} <= set(server.capabilities["features"])
     assert probed(server) == "live", "it calls its weights what it was told"
+
+
+def test_one_that_is_restarted_and_was_never_given_weights_goes_on(server: LLMServer, model_server: ScriptedServer) -> None:
+    probed(server)  # what it can do
+    httpx.post(f"{server.url}/update_weight_version", json={"new_version": "default"}).raise_for_status()
+    assert probed(server) == "live"
+    assert httpx.get(f"{server.url}/weight_info").json()["weight_version"] == "0"
