@@ -38,7 +38,9 @@ class Site:
         stack.callback(self.broker.stop)
         self.model = Model(delay=_MODEL_SECONDS)
         stack.callback(self.model.kill)
-        own = {"probe_seconds": 1, "db_pool_size": 4, "blob_threshold": 1024}
+        # A turn that waits for long has no failure to be told of.
+        waits = {"server_wait_seconds": 3, "slow_start_seconds": 0}
+        own = {"probe_seconds": 1, "db_pool_size": 4, "blob_threshold": 1024, **waits}
         self.platform = Platform(folder / "var", self.broker.url, postgres_url=self.postgres.url, **own | settings)
         stack.callback(self.platform.close)
         self.platform.start_execution(_CONCURRENCY)
