@@ -58,7 +58,11 @@ ROLLOUTS = _gauge("prorl_rollouts", ("project", "state"), "Rollouts that have no
 QUEUE_DEPTH = _gauge("prorl_queue_depth", ("stage",), "Rollouts that wait for a worker of a stage.")
 QUEUE_HINTED = _gauge("prorl_queue_hinted", ("stage",), "Those of them whose hint is published and not yet taken.")
 QUEUE_OLDEST = _gauge("prorl_queue_oldest_seconds", ("stage",), "How long the first of them has waited; 0 when none waits.")
-WORKER_PROCESSES = _gauge("prorl_worker_processes", ("node", "stage"), "Worker processes that renew their lease.")
+WORKER_PROCESSES = _gauge(
+    "prorl_worker_processes",
+    ("node", "stage"),
+    "Worker processes that renew their lease; the `stage` of gateway processes is `gateway`.",
+)
 WORKER_SLOTS = _gauge("prorl_worker_slots", ("node", "stage"), "Rollouts they may work on at once.")
 WORKER_HELD = _gauge("prorl_worker_held", ("node", "stage"), "Rollouts they work on.")
 SERVER_UP = _gauge(

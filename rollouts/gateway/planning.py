@@ -13,6 +13,7 @@ from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
 from rollouts.llm.route import Route
+from rollouts.llm.sampler import ask
 from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
 from rollouts.llm.turns import Tools
 from rollouts.llm.types import ChatMessage, SegmentCause
@@ -84,7 +85,11 @@ class Planner:
 
     async def _plan_raw(self, prompt: str | tuple[int, ...], *, reserve: bool) -> Plan:
         """Of a raw prompt only the ids count: it goes on in a segment that they begin with."""
-        ids = await self._client.encode(self._route.server, prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            text = prompt
+            ids = await ask(self._route, lambda server: self._client.encode(server, text))
+        else:
+            ids = list(prompt)
         plan = Plan("", [key_of_ids(ids)], ids, ids)
         end = self._branches.extended(ids)
         if end is not None and reserve and self._branches.reserve(end):
@@ -133,10 +138,13 @@ class Planner:
 
     async def _render(self, request: ModelRequest, tools: Tools | None) -> list[int]:
         messages = request.messages if tools else in_words(request.messages, request.tools)
-        return await self._client.render(self._route.server, messages, add_generation_prompt=True, tools=tools)
+        return await ask(
+            self._route, lambda server: self._client.render(server, messages, add_generation_prompt=True, tools=tools)
+        )
 
     async def _continuation(self, request: ModelRequest, tools: Tools | None, point: Point, answered: int) -> list[int] | None:
-        if point.last_id is None:
+        last_id = point.last_id
+        if last_id is None:
             return None
         new: Sequence[ChatMessage] = request.messages[answered:]
         reply: ChatMessage = {"role": "assistant", "content": point.reasoned}
@@ -144,13 +152,16 @@ class Planner:
             reply["tool_calls"] = request.messages[answered - 1].get("tool_calls", [])
         else:
             new = in_words(new, ())
-        return await self._client.turns.continuation(self._route.server, point.last_id, [reply], new, tools=tools)
+        return await ask(
+            self._route, lambda server: self._client.turns.continuation(server, last_id, [reply], new, tools=tools)
+        )
 
     async def _shown_tools(self, request: ModelRequest) -> Tools | None:
         if not request.tools:
             return None
         tools = [tool.described() for tool in request.tools]
-        return tools if await self._client.turns.shows_tools(self._route.server, tools) else None
+        shown = await ask(self._route, lambda server: self._client.turns.shows_tools(server, tools))
+        return tools if shown else None
 
 
 def _offer_key(request: ModelRequest) -> Key:

@@ -25,7 +25,7 @@ from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.replies import REASONING_START
 from rollouts.llm.reply import merged
 from rollouts.llm.route import Route
-from rollouts.llm.sampler import Sampled, sample
+from rollouts.llm.sampler import Sampled, ask, sample
 from rollouts.llm.turns import REASONING_END
 from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
@@ -248,7 +248,8 @@ class AgentSession:
             return False
         if self._thinking is None:
             try:
-                end = await self._client.detokenize(self._route.server, plan.prompt_ids[-_TAG_IDS:])
+                ids = plan.prompt_ids[-_TAG_IDS:]
+                end = await ask(self._route, lambda server: self._client.detokenize(server, ids))
             except ModelError as exc:
                 if exc.retryable:
                     raise

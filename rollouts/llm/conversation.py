@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.route import Route
-from rollouts.llm.sampler import sample
+from rollouts.llm.sampler import ask, sample
 from rollouts.llm.segment_ids import SegmentIds
 from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause
 
@@ -61,7 +61,9 @@ class Conversation:
         """
         context_ids = await self._continuation()
         if context_ids is None:
-            context_ids = await self._client.render(self._route.server, self.messages, add_generation_prompt=True)
+            context_ids = await ask(
+                self._route, lambda server: self._client.render(server, self.messages, add_generation_prompt=True)
+            )
             prompt_ids, segment = context_ids, len(self._segments)
         else:
             segment = len(self._segments) - 1
@@ -96,5 +98,5 @@ class Conversation:
         """The ids to append to the current segment, or None when a new segment must start."""
         if self._last_id is None:
             return None
-        history, new = self.messages[: self._answered], self.messages[self._answered :]
-        return await self._client.turns.continuation(self._route.server, self._last_id, history, new)
+        last_id, history, new = self._last_id, self.messages[: self._answered], self.messages[self._answered :]
+        return await ask(self._route, lambda server: self._client.turns.continuation(server, last_id, history, new))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
@@ -13,7 +13,9 @@ from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Overtaken, Route
 from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
 
-MAX_FAILURES = 3  # of servers in a row, for one reply
+Result = TypeVar("Result")
+
+MAX_FAILURES = 3  # of servers in a row, for one reply or question
 # An aborted call that brought nothing is made again after so long; a server that does nothing else is given up in the end.
 ABORT_PAUSE = 0.25  # seconds
 MAX_ABORTS = 40  # in a row
@@ -52,6 +54,26 @@ class Sampled(NamedTuple):
             version_spans=spans if len(spans) > 1 else (),
             **more,
         )
+
+
+async def ask(route: Route, question: Callable[[ServerAddress], Awaitable[Result]]) -> Result:
+    """Put a question that samples nothing to the server that the next call goes to, and to another one where it fails.
+
+    Else a server that dies while a tool runs would end the rollout at its next turn. Raises as `sample` does.
+    """
+    failures = 0
+    while True:
+        entered = False
+        try:
+            async with route.call() as server:
+                entered = True
+                return await question(server)
+        except CallCut:
+            pass
+        except ModelError as error:
+            failures += 1
+            if not entered or not error.retryable or failures == MAX_FAILURES:
+                raise
 
 
 async def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
@@ -246,6 +247,30 @@ async def test_another_server_can_take_over_at_a_turn_boundary(client, server):
     validate([first, second])
     assert (second.text, second.policy_version) == ("two", 8)
     assert conversation.fidelity is Fidelity.TOKEN_EXACT
+
+
+async def test_a_server_that_dies_while_tools_run_ends_no_conversation(client, server):
+    class Way(FixedRoute):
+        """Leaves a server that fails, as the route of a worker does."""
+
+        only_version = None
+
+        @contextlib.asynccontextmanager
+        async def call(self):
+            try:
+                yield self.server
+            except ModelError:
+                self.server = server.address()
+                raise
+
+    async with ScriptedServer() as dying:
+        route = Way(dying.address())
+        conversation = talk(client, server, "[[reply:one]][[reply2:two]]", route=route)
+        first = await conversation.sample(0)
+    conversation.append(tool("a"))
+    second = await conversation.sample(1)
+    validate([first, second])
+    assert (second.text, conversation.fidelity) == ("two", Fidelity.TOKEN_EXACT)
 
 
 async def test_a_conversation_that_outgrows_the_context(client):
