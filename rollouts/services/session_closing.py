@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Q
+from django.db.models import Count, Max, Q
 
 from rollouts.engine.errors import EvaluationFailed, Failure
 from rollouts.engine.records import RunOutcome
@@ -141,6 +141,10 @@ def _keep(rollout: Rollout, termination: Termination, artefacts: dict[str, Any])
     if blobs.artefacts_are_large(outcome):
         outcome = blobs.offload_artefacts(outcome)
     rollout.fidelity = outcome.fidelity.value
+    # Its gateway process notes calls with its next heartbeat, which comes too late now.
+    last_call = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt).aggregate(at=Max("at"))["at"]
+    if last_call is not None:
+        Session.objects.filter(pk=rollout.pk).update(last_call_at=last_call)
     Rollout.objects.filter(pk=rollout.pk).update(
         artefacts=outcome.artefacts, artefacts_blob_id=outcome.artefacts_blob, fidelity=rollout.fidelity
     )

@@ -331,6 +331,7 @@ class TestClosing:
         session = open_session(case)
         call_of(Rollout.objects.get(), sampled=[])
         closed = close(case, session, reward={"value": 1.0})
+        assert closed["last_call_at"] is not None
         assert (closed["fidelity"], closed["reward"], closed["trainable"]) == ("text-only", 1.0, False)
 
     def test_after_the_end_nothing_is_taken(self, case: ApiCase) -> None:
