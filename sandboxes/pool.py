@@ -144,7 +144,7 @@ class WarmPool:
                 self._discard(warm, "the hand-over was cancelled")
                 raise
             else:
-                await self._ledger.stopped(warm.info.name, f"handed over to {name}")
+                await asyncio.shield(self._later(self._ledger.stopped(warm.info.name, f"handed over to {name}")))
                 return replace(warm.info, name=name)
         return None
 
@@ -235,8 +235,9 @@ class WarmPool:
         except Exception:
             logger.exception("warm sandbox not stopped; left to the janitor", sandbox=name)
 
-    def _later(self, ending: Coroutine[None, None, None]) -> None:
+    def _later(self, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Not in the caller's time, and also when the caller was cancelled."""
         task = asyncio.get_running_loop().create_task(ending)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+        return task
