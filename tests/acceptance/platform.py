@@ -127,6 +127,7 @@ class Platform:
         if not self.value(_HELD, stage, worker.pid):
             return False
         worker.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)  # a statement that it had sent before may still end the rollout, and nothing shows when it has
         if self.value(_HELD, stage, worker.pid):
             return True
         worker.send_signal(signal.SIGCONT)
