@@ -16,7 +16,7 @@ from rollouts.environments import registry
 from rollouts.environments.base import ANSWER, RewardComponent, Score
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment
 from rollouts.environments.external import EXTERNAL
-from rollouts.lifecycle import Cause, Fidelity, Phase, Stage, State, Termination, final_state
+from rollouts.lifecycle import Cause, Phase, Stage, State, Termination, final_state
 from rollouts.llm.segment_ids import badge
 from rollouts.llm.toolcalls import parse_reply
 from rollouts.models import ModelCall, Rollout, Session
@@ -137,14 +137,17 @@ def _keep(rollout: Rollout, termination: Termination, artefacts: dict[str, Any])
     """What the agent leaves behind, and the badge of its trajectory, however it ended."""
     if ANSWER not in artefacts and (answer := _last_text(rollout)):
         artefacts[ANSWER] = answer
-    outcome = RunOutcome(termination, storable_json(artefacts), _fidelity(rollout))
+    calls = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt).aggregate(
+        segments=Count("segment", distinct=True), without_ids=Count("id", filter=Q(sampled_ids=b"")), last_at=Max("at")
+    )
+    fidelity = badge(calls["segments"], text_only=calls["without_ids"] > 0)
+    outcome = RunOutcome(termination, storable_json(artefacts), fidelity)
     if blobs.artefacts_are_large(outcome):
         outcome = blobs.offload_artefacts(outcome)
     rollout.fidelity = outcome.fidelity.value
     # Its gateway process notes calls with its next heartbeat, which comes too late now.
-    last_call = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt).aggregate(at=Max("at"))["at"]
-    if last_call is not None:
-        Session.objects.filter(pk=rollout.pk).update(last_call_at=last_call)
+    if calls["last_at"] is not None:
+        Session.objects.filter(pk=rollout.pk).update(last_call_at=calls["last_at"])
     Rollout.objects.filter(pk=rollout.pk).update(
         artefacts=outcome.artefacts, artefacts_blob_id=outcome.artefacts_blob, fidelity=rollout.fidelity
     )
@@ -154,12 +157,6 @@ def _last_text(rollout: Rollout) -> str:
     calls = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt).order_by("-turn")
     text = calls.values_list("text", flat=True).first()
     return parse_reply(text, {}).content if text else ""
-
-
-def _fidelity(rollout: Rollout) -> Fidelity:
-    calls = ModelCall.objects.filter(rollout=rollout, attempt=rollout.attempt)
-    counted = calls.aggregate(segments=Count("segment", distinct=True), without_ids=Count("id", filter=Q(sampled_ids=b"")))
-    return badge(counted["segments"], text_only=counted["without_ids"] > 0)
 
 
 def _can_be_evaluated(rollout: Rollout) -> bool:
