@@ -25,7 +25,7 @@ import aiohttp
 from benchmarks.meter import Meter
 from benchmarks.report import Figure, Machine, conclude, table
 from rollouts.llm.client import ModelClient
-from rollouts.llm.types import Sampling, ServerAddress
+from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
 
 TURNS = 5
 ROUNDS = 5
@@ -130,7 +130,7 @@ async def _direct(client: ModelClient, model: str) -> list[float]:
     times = []
     for _ in range(TURNS):
         begun = time.perf_counter()
-        completion = await client.generate(server, ids, Sampling(), timeout=60)
+        completion = await client.generate(server, TokenPrompt(ids), Sampling(), timeout=60)
         times.append((time.perf_counter() - begun) * 1000)
         ids += completion.token_ids + list(_OUTPUT.encode())
     return times

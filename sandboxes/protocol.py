@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -127,7 +129,12 @@ class Picture:
     """An image that a cell displayed: data of the given MIME type."""
 
     mime: str
-    data: bytes
+    data: bytes = field(repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the data, in hex."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)

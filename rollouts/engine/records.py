@@ -23,6 +23,8 @@ class MessageRecord:
     role: str
     content: str
     name: str = ""  # the tool, for role "tool"
+    pictures: tuple[Picture, ...] = ()
+    picture_blobs: tuple[str, ...] = ()  # SHA-256 of the data of each picture, when that is stored
 
 
 @dataclass(frozen=True)

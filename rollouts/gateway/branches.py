@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from rollouts.llm.segment_ids import SegmentIds
-from rollouts.llm.types import ChatMessage
+from rollouts.llm.types import ChatMessage, TokenPrompt
 
 Key = str  # a digest in hex
 START: Key = ""
@@ -83,8 +83,8 @@ class Branches:
         self._seen: dict[Key, int] = {}  # the segment in which a conversation was first seen
         self._busy: set[int] = set()  # segments that a call under way goes on in
 
-    def ids(self, place: Point | Prompt) -> list[int]:
-        """The ids that lead up to here."""
+    def leading_to(self, place: Point | Prompt) -> TokenPrompt:
+        """What was sent and sampled up to here."""
         return self.segments.first(place.segment, place.length)
 
     def reserve(self, place: Point | Prompt) -> bool:

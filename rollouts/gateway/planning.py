@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rollouts.gateway.branches import Branches, Key, Point, key_of_ids, keys_of
 from rollouts.gateway.errors import refuse
@@ -16,7 +16,7 @@ from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask
 from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
 from rollouts.llm.turns import Tools
-from rollouts.llm.types import ChatMessage, SegmentCause
+from rollouts.llm.types import NOTHING, ChatMessage, SegmentCause, TokenPrompt
 
 MAX_TOOLS_CHARACTERS = 500_000  # renders of them are kept
 
@@ -30,8 +30,8 @@ class Plan:
 
     offer: Key
     keys: list[Key]
-    prompt_ids: list[int] = field(default_factory=list)
-    context_ids: list[int] = field(default_factory=list)
+    prompt: TokenPrompt = NOTHING
+    context: TokenPrompt = NOTHING
     segment: int | None = None
     point: Point | None = None
     answered: int = 0
@@ -60,11 +60,11 @@ class Planner:
             return self._plan_without_ids(offer, keys)
         plan = Plan(offer, keys, shown=await self._shown_tools(request))
         if (same := self._branches.same_prompt(offer, keys)) and same.length:
-            plan.prompt_ids = plan.context_ids = self._branches.ids(same)
+            plan.prompt = plan.context = self._branches.leading_to(same)
             return plan
         found = self._branches.latest_point(offer, keys)
         if found is None:
-            plan.prompt_ids = plan.context_ids = await self._render(request, plan.shown)
+            plan.prompt = plan.context = await self._render(request, plan.shown)
             return plan
         plan.point, plan.answered = found
         if reserve and self._branches.reserve(found[0]):
@@ -90,10 +90,10 @@ class Planner:
             ids = await ask(self._route, lambda server: self._client.encode(server, text))
         else:
             ids = list(prompt)
-        plan = Plan("", [key_of_ids(ids)], ids, ids)
+        plan = Plan("", [key_of_ids(ids)], TokenPrompt(ids), TokenPrompt(ids))
         end = self._branches.extended(ids)
         if end is not None and reserve and self._branches.reserve(end):
-            plan.segment, plan.context_ids = end.segment, ids[end.length :]
+            plan.segment, plan.context = end.segment, TokenPrompt(ids[end.length :])
         return plan
 
     def tool_format(self, plan: Plan) -> ToolFormat:
@@ -131,18 +131,20 @@ class Planner:
         if context is None:
             self.release(plan)
             plan.not_continued = _why_not(point)
-            plan.prompt_ids = plan.context_ids = await self._render(request, plan.shown)
+            plan.prompt = plan.context = await self._render(request, plan.shown)
             return
-        plan.prompt_ids = self._branches.ids(point) + context
-        plan.context_ids = plan.prompt_ids if plan.segment is None else context
+        plan.prompt = self._branches.leading_to(point).followed_by(context)
+        plan.context = plan.prompt if plan.segment is None else context
 
-    async def _render(self, request: ModelRequest, tools: Tools | None) -> list[int]:
+    async def _render(self, request: ModelRequest, tools: Tools | None) -> TokenPrompt:
         messages = request.messages if tools else in_words(request.messages, request.tools)
         return await ask(
             self._route, lambda server: self._client.render(server, messages, add_generation_prompt=True, tools=tools)
         )
 
-    async def _continuation(self, request: ModelRequest, tools: Tools | None, point: Point, answered: int) -> list[int] | None:
+    async def _continuation(
+        self, request: ModelRequest, tools: Tools | None, point: Point, answered: int
+    ) -> TokenPrompt | None:
         last_id = point.last_id
         if last_id is None:
             return None

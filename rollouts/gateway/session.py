@@ -122,7 +122,7 @@ class AgentSession:
         """How many ids the prompt of this request would have."""
         task = self._start(self._planner.plan(request, reserve=False))
         try:
-            return len((await self._outcome(task)).prompt_ids)
+            return len((await self._outcome(task)).prompt.ids)
         finally:
             await _ended(task)
 
@@ -191,7 +191,7 @@ class AgentSession:
                 sampled, told = await self._sample_in_pieces(request, plan, sampling, queue)
             reply = await self._finished(self._store(request, self._planner.hand_over(plan), sampling, sampled, told))
         except ContextOverflow as exc:
-            raise self._too_long(len(plan.prompt_ids)) from exc
+            raise self._too_long(len(plan.prompt.ids)) from exc
         finally:
             self._planner.release(plan)
         if request.remember is not None:
@@ -216,7 +216,7 @@ class AgentSession:
         return Sampled(completion, server, ()), told
 
     async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
-        return await sample(self._client, self._route, plan.prompt_ids, sampling, timeout=self._call_timeout, **streaming)
+        return await sample(self._client, self._route, plan.prompt, sampling, timeout=self._call_timeout, **streaming)
 
     async def _sample_in_pieces(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
@@ -248,7 +248,7 @@ class AgentSession:
             return False
         if self._thinking is None:
             try:
-                ids = plan.prompt_ids[-_TAG_IDS:]
+                ids = plan.prompt.ids[-_TAG_IDS:]
                 end = await ask(self._route, lambda server: self._client.detokenize(server, ids))
             except ModelError as exc:
                 if exc.retryable:
@@ -307,8 +307,8 @@ class AgentSession:
         return sampled.record(
             turn=self._next_turn,
             segment=segment,
-            context_ids=plan.context_ids,
-            prompt_tokens=len(plan.prompt_ids),
+            context=plan.context,
+            prompt_tokens=len(plan.prompt.ids),
             sampling=sampling,
             opened_by=cause,
             parent_segment=parent,

@@ -22,6 +22,7 @@ class Feature(enum.StrEnum):
     WEIGHT_VERSION = "weight_version"  # /weight_info and /update_weight_version
     LORA = "lora"  # /v1/load_lora_adapter
     SLEEP = "sleep"  # /sleep and /wake_up
+    PICTURES = "pictures"  # takes pictures beside ids, and returns the ids that it has expanded them to
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Capabilities:
     """What a probe found of `model`, one of the `models` that the server serves.
 
     `max_model_len` is None when the server does not tell. `version` is the server's own, `weight_version` what it says of its
-    weights; both are empty when it says nothing.
+    weights; both are empty when it says nothing. `picture_id` is the id that stands for a picture in what is sent to it, None
+    where it takes none.
     """
 
     models: tuple[str, ...]
@@ -39,3 +41,4 @@ class Capabilities:
     features: frozenset[Feature]
     version: str
     weight_version: str
+    picture_id: int | None = None

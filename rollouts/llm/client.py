@@ -15,7 +15,7 @@ from rollouts.llm.messages import as_sent
 from rollouts.llm.tokens import LocalTokenizers
 from rollouts.llm.transport import Transport
 from rollouts.llm.turns import Tools, TurnRenderer
-from rollouts.llm.types import ChatMessage, Completion, Piece, Sampling, ServerAddress
+from rollouts.llm.types import ChatMessage, Completion, Piece, Sampling, ServerAddress, TokenPrompt
 from rollouts.llm.wire import Streamed, Wire, wire_of
 
 # What is to be done with each piece of a streamed reply; it may wait, and then the stream does.
@@ -39,7 +39,7 @@ class ModelClient:
     async def generate(
         self,
         server: ServerAddress,
-        prompt_ids: Sequence[int],
+        prompt: TokenPrompt,
         sampling: Sampling,
         *,
         timeout: float,
@@ -50,11 +50,11 @@ class ModelClient:
         With `emit` the reply is streamed, and every piece is given to it as it comes. Raises `ContextOverflow`, without a call
         when the prompt alone fills the model's context.
         """
-        room = server.max_model_len - len(prompt_ids)
+        room = server.max_model_len - len(prompt.ids)
         if room <= 0:
-            raise ContextOverflow(f"the prompt has {len(prompt_ids)} tokens, the model's context {server.max_model_len}")
+            raise ContextOverflow(f"the prompt has {len(prompt.ids)} tokens, the model's context {server.max_model_len}")
         wire = wire_of(server)
-        body = wire.body(server, prompt_ids, sampling, min(sampling.max_tokens, room))
+        body = wire.body(server, prompt.ids, sampling, min(sampling.max_tokens, room))
         started = time.monotonic()
         try:
             if emit is None:
@@ -78,7 +78,7 @@ class ModelClient:
         add_generation_prompt: bool,
         tools: Tools | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> TokenPrompt:
         """The ids of these messages under the model's own chat template.
 
         Made in this process where `server.tokenizer` is given, else by the server. Raises `ModelError` of status 400 when the
@@ -86,8 +86,10 @@ class ModelClient:
         """
         if server.tokenizer:
             tokenizer = await self._tokenizers.get(server.tokenizer)
-            return await tokenizer.render(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+            return TokenPrompt(
+                await tokenizer.render(
+                    messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+                )
             )
         body: dict[str, Any] = {
             "model": server.model,
@@ -99,7 +101,7 @@ class ModelClient:
             body["tools"] = list(tools)
         if template_kwargs:
             body["chat_template_kwargs"] = dict(template_kwargs)
-        return token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens")
+        return TokenPrompt(token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens"))
 
     async def chat(self, server: ServerAddress, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         """The answer of `/v1/chat/completions`: for servers that take no ids."""

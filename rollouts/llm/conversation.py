@@ -7,7 +7,7 @@ from rollouts.llm.client import ModelClient
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask, sample
 from rollouts.llm.segment_ids import SegmentIds
-from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause
+from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause, TokenPrompt
 
 
 class Conversation:
@@ -59,23 +59,23 @@ class Conversation:
         Raises `ContextOverflow` or `ModelError`; the conversation is then as it was before, so the same turn can be tried
         again. A reply that a server aborts is continued from its ids by `sampler.sample`.
         """
-        context_ids = await self._continuation()
-        if context_ids is None:
-            context_ids = await ask(
+        context = await self._continuation()
+        if context is None:
+            context = await ask(
                 self._route, lambda server: self._client.render(server, self.messages, add_generation_prompt=True)
             )
-            prompt_ids, segment = context_ids, len(self._segments)
+            prompt, segment = context, len(self._segments)
         else:
             segment = len(self._segments) - 1
-            prompt_ids = self._segments.first(segment, self._length) + context_ids
-        sampled = await sample(self._client, self._route, prompt_ids, self._sampling, timeout=self._call_timeout)
+            prompt = self._segments.first(segment, self._length).followed_by(context)
+        sampled = await sample(self._client, self._route, prompt, self._sampling, timeout=self._call_timeout)
         completion = sampled.completion
         begins = segment == len(self._segments)
         record = sampled.record(
             turn=turn,
             segment=segment,
-            context_ids=context_ids,
-            prompt_tokens=len(prompt_ids),
+            context=context,
+            prompt_tokens=len(prompt.ids),
             sampling=self._sampling,
             opened_by=self._why_new_segment() if begins else "",
             parent_segment=segment - 1 if begins and segment else None,
@@ -94,8 +94,8 @@ class Conversation:
             return SegmentCause.NO_IDS
         return SegmentCause.CUT if self._was_cut else SegmentCause.TEMPLATE
 
-    async def _continuation(self) -> list[int] | None:
-        """The ids to append to the current segment, or None when a new segment must start."""
+    async def _continuation(self) -> TokenPrompt | None:
+        """What to append to the current segment, or None when a new segment must start."""
         if self._last_id is None:
             return None
         last_id, history, new = self._last_id, self.messages[: self._answered], self.messages[self._answered :]

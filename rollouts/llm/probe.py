@@ -12,7 +12,7 @@ from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.tokens import prove_equal
 from rollouts.llm.transport import Transport
-from rollouts.llm.types import ChatMessage, Completion, Sampling, ServerAddress
+from rollouts.llm.types import ChatMessage, Completion, Sampling, ServerAddress, TokenPrompt
 
 
 class WrongTokenizer(ModelError):
@@ -52,7 +52,7 @@ async def probe(url: str, *, api_key: str = "", model: str = "", tokenizer: str 
 async def samples_a_token(client: ModelClient, server: ServerAddress, *, timeout: float) -> None:
     """Raises `ModelError` when the server does not sample one: it may answer health checks and yet fail every call."""
     try:
-        await client.generate(server, [1], _ONE_TOKEN, timeout=timeout)
+        await client.generate(server, TokenPrompt([1]), _ONE_TOKEN, timeout=timeout)
     except ContextOverflow as error:
         raise ModelError(str(error), retryable=False) from error
 
@@ -74,7 +74,7 @@ class _Probe:
         length = length if isinstance(length, int) else None
         server = ServerAddress(self._url, model, "", 0, length or _UNTOLD_LENGTH, api_key=self._api_key, tokenizer=tokenizer)
         prompt = await self._prompt(server)
-        features = await self._sampling(server, prompt or [1])
+        features = await self._sampling(server, prompt or TokenPrompt([1]))
         if prompt is not None:
             features.add(Feature.TOKENIZE)
             if tokenizer:
@@ -105,7 +105,7 @@ class _Probe:
                 raise
             raise WrongTokenizer(str(error), retryable=False) from error
 
-    async def _prompt(self, server: ServerAddress) -> list[int] | None:
+    async def _prompt(self, server: ServerAddress) -> TokenPrompt | None:
         """Ids as the server renders them; None when it does not."""
         try:
             return await self._client.render(replace(server, tokenizer=""), _QUESTION, add_generation_prompt=True)
@@ -114,7 +114,7 @@ class _Probe:
                 return None
             raise
 
-    async def _sampling(self, server: ServerAddress, prompt: list[int]) -> set[Feature]:
+    async def _sampling(self, server: ServerAddress, prompt: TokenPrompt) -> set[Feature]:
         """What a reply of one token brings, on each endpoint that gives one."""
         try:
             completion = await self._client.generate(server, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT)
@@ -126,7 +126,7 @@ class _Probe:
         generating = replace(server, features=frozenset({Feature.GENERATE}))
         if await self._works(lambda: self._client.generate(generating, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT)):
             features.add(Feature.GENERATE)
-        asked = {"model": server.model, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
+        asked = {"model": server.model, "prompt": prompt.ids, "max_tokens": 1, "prompt_logprobs": 0}
         answer = await self._answer("/v1/completions", asked)
         if any(choice.get("prompt_logprobs") for choice in answer.get("choices") or () if isinstance(choice, dict)):
             features.add(Feature.PROMPT_LOGPROBS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Overtaken, Route
-from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, TokenPrompt, VersionSpan
 
 Result = TypeVar("Result")
 
@@ -32,14 +32,15 @@ class Sampled(NamedTuple):
     spans: tuple[VersionSpan, ...]
 
     def record(
-        self, *, turn: int, segment: int, context_ids: list[int], prompt_tokens: int, sampling: Sampling, **more: Any
+        self, *, turn: int, segment: int, context: TokenPrompt, prompt_tokens: int, sampling: Sampling, **more: Any
     ) -> ModelCallRecord:
         """The call as it is stored. `more` is what whoever made it knows beyond that."""
         completion, server, spans = self
         return ModelCallRecord(
             turn=turn,
             segment=segment,
-            context_ids=context_ids,
+            context_ids=context.ids,
+            placed=context.placed,
             sampled_ids=completion.token_ids,
             logprobs=completion.logprobs,
             text=completion.text,
@@ -79,7 +80,7 @@ async def ask(route: Route, question: Callable[[ServerAddress], Awaitable[Result
 async def sample(
     client: ModelClient,
     route: Route,
-    prompt_ids: Sequence[int],
+    prompt: TokenPrompt,
     sampling: Sampling,
     *,
     timeout: float,
@@ -105,7 +106,7 @@ async def sample(
             async with route.call() as server:
                 entered, begun = True, loop.time()
                 try:
-                    await _continue(reply, client, server, prompt_ids, timeout=budget, emit=emit)
+                    await _continue(reply, client, server, prompt, timeout=budget, emit=emit)
                 finally:
                     budget -= loop.time() - begun
         except CallCut:
@@ -139,15 +140,15 @@ async def _continue(
     reply: Reply,
     client: ModelClient,
     server: ServerAddress,
-    prompt_ids: Sequence[int],
+    prompt: TokenPrompt,
     *,
     timeout: float,
     emit: Emit | None,
 ) -> None:
     """Ask `server` for what is missing. What was given away stays, also when the rest does not come."""
-    ids, left = [*prompt_ids, *reply.ids], reply.left()
+    whole, left = prompt.followed_by(TokenPrompt(reply.ids)), reply.left()
     if emit is None:
-        reply.add(await client.generate(server, ids, left, timeout=timeout), server)
+        reply.add(await client.generate(server, whole, left, timeout=timeout), server)
         return
     given: list[Piece] = []
 
@@ -156,7 +157,7 @@ async def _continue(
         await emit(piece, server)
 
     try:
-        part = await client.generate(server, ids, left, timeout=timeout, emit=give)
+        part = await client.generate(server, whole, left, timeout=timeout, emit=give)
     except BaseException:
         reply.add_pieces(given, server)
         raise

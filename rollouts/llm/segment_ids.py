@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 
 from rollouts.lifecycle import Fidelity
-from rollouts.llm.types import ModelCallRecord
+from rollouts.llm.types import ModelCallRecord, TokenPrompt
 
 
 class SegmentIds:
@@ -30,9 +30,9 @@ class SegmentIds:
         """How many ids it has."""
         return len(self._ids[segment])
 
-    def first(self, segment: int, length: int) -> list[int]:
+    def first(self, segment: int, length: int) -> TokenPrompt:
         """Its first `length` ids."""
-        return self._ids[segment][:length].tolist()
+        return TokenPrompt(self._ids[segment][:length].tolist())
 
     def extended_by(self, ids: array[int]) -> list[int]:
         """The segments that `ids` begin with and go on from."""

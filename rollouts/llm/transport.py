@@ -36,6 +36,7 @@ class Transport:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
 
     async def request(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
@@ -86,10 +87,10 @@ class Transport:
             raise
 
     async def close(self) -> None:
-        """Close the session and its connections. Idempotent."""
+        """Close the session and its connections, for good: a call that is still being tried again fails. Idempotent."""
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def _accepted(
         self, method: str, url: str, payload: bytes | None, api_key: str, deadline: asyncio.Timeout
@@ -127,6 +128,8 @@ class Transport:
         raise ModelError(_refusal(url, response.status, raw), retryable=response.status >= 500, status=response.status)
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._is_closed:  # else it would make a session that nobody closes
+            raise ModelError("this process makes no more calls: its client is closed", retryable=False)
         if self._session is None:
             # Admission is the scheduler's: a worker process may have a thousand calls in flight.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)

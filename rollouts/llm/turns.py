@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from rollouts.llm.errors import ModelError
-from rollouts.llm.types import ChatMessage, ServerAddress
+from rollouts.llm.types import ChatMessage, ServerAddress, TokenPrompt
 
 REASONING_END = "</think>"
 KEPT_BASES = 512  # fixed renders; each set of tools has its own
@@ -37,7 +37,7 @@ class Render(Protocol):
         add_generation_prompt: bool,
         tools: Tools | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]: ...
+    ) -> TokenPrompt: ...
 
 
 class _Style(NamedTuple):
@@ -81,13 +81,14 @@ class _Template:
         self.key = (server.url, server.model, server.tokenizer, hashlib.blake2b(inputs, digest_size=16).digest())
 
     async def ids(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = False) -> list[int]:
-        return await self._render(
+        rendered = await self._render(
             self._server,
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=self._tools,
             template_kwargs=self._kwargs,
         )
+        return rendered.ids
 
 
 class TurnRenderer:
@@ -107,7 +108,7 @@ class TurnRenderer:
         *,
         tools: Tools | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int] | None:
+    ) -> TokenPrompt | None:
         """The ids that follow a sampled reply ending in `last_id`, up to and including the next generation prompt.
 
         `history` is what went before, the reply last. `tools` and `template_kwargs` are those of the prompt before it.
@@ -133,7 +134,7 @@ class TurnRenderer:
             raise
         if not head or head[-1] != last_id or longer[: len(head)] != head:
             return None
-        return longer[len(head) :] or None
+        return TokenPrompt(longer[len(head) :]) if len(longer) > len(head) else None
 
     async def shows_tools(
         self, server: ServerAddress, tools: Tools, *, template_kwargs: Mapping[str, Any] | None = None

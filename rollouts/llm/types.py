@@ -25,8 +25,9 @@ FinishReason = Literal["stop", "length", "content_filter", "abort"]
 class ChatMessage(TypedDict):
     """A message as a chat template sees it.
 
-    `parts` are the OpenAI content parts of a message that is more than text; `content` is then what of it is text, for people
-    to read. `tool_calls` are OpenAI's, their arguments as objects.
+    `parts` are the content parts of a message that is more than one text, in order: `{"type": "text", "text"}` as OpenAI's API
+    writes them, and `{"type": "picture", "picture": Picture}` (`rollouts.llm.messages` sends it as OpenAI's `image_url`).
+    `content` is then what of it is text, for people to read. `tool_calls` are OpenAI's, their arguments as objects.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -55,6 +56,29 @@ class VersionSpan(NamedTuple):
 
     version: int
     tokens: int
+
+
+class PlacedPicture(NamedTuple):
+    """A picture among ids: the model sees it in place of the `length` ids from `offset`. `digest` is its data's SHA-256."""
+
+    offset: int
+    length: int
+    digest: str
+
+
+class TokenPrompt(NamedTuple):
+    """Ids to sample from, or to put after others. `placed` are in the order of their offsets, which count from the first id."""
+
+    ids: list[int]
+    placed: tuple[PlacedPicture, ...] = ()
+
+    def followed_by(self, more: TokenPrompt) -> TokenPrompt:
+        """Both, one after the other."""
+        moved = (place._replace(offset=place.offset + len(self.ids)) for place in more.placed)
+        return TokenPrompt(self.ids + more.ids, (*self.placed, *moved))
+
+
+NOTHING = TokenPrompt([])
 
 
 class Piece(NamedTuple):
@@ -88,6 +112,7 @@ class ServerAddress:
     features: frozenset[str] = frozenset()
     tokenizer: str = ""
     tool_format: str = ""
+    picture_id: int | None = None  # stands for one picture in what is sent, until the server expands it; None: it takes none
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,7 @@ class ModelCallRecord:
         return self.version_spans or (VersionSpan(self.policy_version, len(self.sampled_ids)),)
 
     conversation_key: str = ""  # by which the gateway finds what goes on from here (`rollouts.gateway.branches`)
+    placed: tuple[PlacedPicture, ...] = ()  # pictures among `context_ids`
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .run import Group, Run
 from .session import Session
 from .stage_failure import StageFailure
 from .tally import RunTally
-from .trajectory import Message, ModelCall, Reward, ToolCall, ToolPicture
+from .trajectory import Message, MessagePicture, ModelCall, Reward, ToolCall, ToolPicture
 from .webhook import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "IdempotentResponse",
     "LLMServer",
     "Message",
+    "MessagePicture",
     "MetricSeries",
     "ModelCall",
     "Node",

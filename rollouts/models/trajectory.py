@@ -34,6 +34,27 @@ class Message(models.Model):
         return f"{self.role} #{self.index}"
 
 
+class MessagePicture(models.Model):
+    """A picture in a message, where the model saw it. Its data is a blob."""
+
+    id = models.BigAutoField(primary_key=True)
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="message_pictures")
+    attempt = models.PositiveIntegerField()
+    message = models.PositiveIntegerField(help_text="The message's index.")
+    index = models.PositiveIntegerField(help_text="Place in its message.")
+    mime = models.CharField(max_length=40)
+    blob = models.ForeignKey(Blob, models.PROTECT, related_name="+")
+
+    class Meta:
+        ordering: ClassVar = ["message", "index"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["rollout", "attempt", "message", "index"], name="message_picture_place_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"picture {self.index} of message {self.message}"
+
+
 class ModelCall(models.Model):
     """One model call. Its prompt ids are those of the earlier calls of its segment, then `context_ids` (see llm/buffer.py)."""
 
@@ -65,6 +86,11 @@ class ModelCall(models.Model):
     )
     conversation_key = models.CharField(
         max_length=100, blank=True, default="", db_default="", help_text="By which the gateway finds what goes on from here."
+    )
+    placed: models.JSONField[Any, Any] = models.JSONField(
+        default=list,
+        db_default=[],
+        help_text="[offset, length, SHA-256] of each picture among `context_ids`; its data is that of a message's picture.",
     )
     server_id = models.UUIDField(null=True)
     sampling: models.JSONField[Any, Any] = models.JSONField(default=dict)

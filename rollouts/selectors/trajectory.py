@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import F, QuerySet
 
 from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct, validate
-from rollouts.llm.types import ModelCallRecord, VersionSpan
+from rollouts.llm.types import ModelCallRecord, PlacedPicture, VersionSpan
 from rollouts.models import Message, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.storage import whole_output
 
@@ -110,4 +110,5 @@ def record_of(call: ModelCall) -> ModelCallRecord:
         parent_segment=call.parent_segment,
         dialect=call.dialect,
         conversation_key=call.conversation_key,
+        placed=tuple(PlacedPicture(*place) for place in call.placed),
     )

@@ -92,7 +92,8 @@ _SEE = """
 SELECT s.id, s.policy_id, ARRAY(SELECT jsonb_array_elements_text(s.capabilities -> 'features')),
        json_build_object(
            'url', s.url, 'model', s.model, 'policy', p.name, 'policy_version', s.policy_version, 'engine', s.engine,
-           'max_model_len', s.max_model_len, 'api_key', s.api_key, 'tokenizer', s.tokenizer, 'tool_format', s.tool_format
+           'max_model_len', s.max_model_len, 'api_key', s.api_key, 'tokenizer', s.tokenizer, 'tool_format', s.tool_format,
+           'picture_id', s.capabilities -> 'picture_id'
        )::text,
        s.admission, s.health, s.hold, usable.room,
        (SELECT count(*) FROM rollouts_rollout r WHERE r.llm_server_id = s.id AND r.state = 'running')
@@ -127,4 +128,5 @@ def address_of(server: LLMServer) -> ServerAddress:
         features=frozenset(server.capabilities.get("features", ())),
         tokenizer=server.tokenizer,
         tool_format=server.tool_format,
+        picture_id=server.capabilities.get("picture_id"),
     )

@@ -173,6 +173,7 @@ def found_columns(found: Capabilities) -> dict[str, Any]:
         "models": list(found.models),
         "features": sorted(found.features),
         "weight_version": found.weight_version,
+        "picture_id": found.picture_id,
     }
     return {"engine": found.engine, "capabilities": capabilities}
 

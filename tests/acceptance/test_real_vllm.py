@@ -27,7 +27,7 @@ from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.probe import probe
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.llm.types import Sampling, ServerAddress
+from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
 from tests.acceptance.platform import Platform, install_environments, running_platform
 from tests.services.vllm import MODEL_FILES, other_weights
 from tests.unit.gateways import BASH, KEY, serve
@@ -183,9 +183,11 @@ async def test_a_prompt_that_is_too_long_is_an_overflow_however_it_is_asked(addr
         for features in ({Feature.GENERATE}, set()):
             server = replace(believed, features=frozenset(features))
             with pytest.raises(ContextOverflow):
-                await client.generate(server, [9] * 3000, Sampling(max_tokens=5), timeout=30)
+                await client.generate(server, TokenPrompt([9] * 3000), Sampling(max_tokens=5), timeout=30)
         with pytest.raises(ModelError, match="does not exist"):
-            await client.generate(ServerAddress(address.url, "nobody", "p", 0, 2048), [9], Sampling(max_tokens=5), timeout=30)
+            await client.generate(
+                ServerAddress(address.url, "nobody", "p", 0, 2048), TokenPrompt([9]), Sampling(max_tokens=5), timeout=30
+            )
     finally:
         await client.close()
 
@@ -195,7 +197,7 @@ async def test_stop_strings_are_in_the_text_as_they_are_in_the_ids(address: Serv
     try:
         for features in (frozenset({Feature.GENERATE}), frozenset[Feature]()):
             server = replace(address, features=features)
-            reply = await client.generate(server, [1, 2, 3], Sampling(max_tokens=200, stop=("e", "a")), timeout=60)
+            reply = await client.generate(server, TokenPrompt([1, 2, 3]), Sampling(max_tokens=200, stop=("e", "a")), timeout=60)
             assert reply.finish_reason == "stop"
             assert reply.logprobs is not None and len(reply.logprobs) == len(reply.token_ids)
             assert decoded(vllm_url, reply.token_ids).startswith(reply.text)

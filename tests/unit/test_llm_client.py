@@ -13,7 +13,7 @@ from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.llm.types import ChatMessage, Piece, Sampling, ServerAddress
+from rollouts.llm.types import ChatMessage, Piece, Sampling, ServerAddress, TokenPrompt
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_ids_and_logprobs_come_back_as_sampled(client, server):
 async def test_a_stream_may_begin_with_the_ids_of_a_long_prompt(client):
     async with ScriptedServer(max_model_len=300_000) as server:
         known = await client.encode(server.address(), "the number of the day")
-        prompt = [max(known)] * 250_000
+        prompt = TokenPrompt([max(known)] * 250_000)
         pieces = []
 
         async def emit(piece: Piece) -> None:
@@ -92,12 +92,12 @@ async def test_finish_reasons(client, server, reason):
 
 async def test_a_prompt_that_fills_the_context_is_not_sent(client, server):
     with pytest.raises(ContextOverflow):
-        await client.generate(server.address(), [65] * server.max_model_len, Sampling(), timeout=5)
+        await client.generate(server.address(), TokenPrompt([65] * server.max_model_len), Sampling(), timeout=5)
     assert server.finished == 0
 
 
 async def test_the_last_free_token_is_used(client, server):
-    completion = await client.generate(server.address(), [65] * (server.max_model_len - 1), Sampling(), timeout=5)
+    completion = await client.generate(server.address(), TokenPrompt([65] * (server.max_model_len - 1)), Sampling(), timeout=5)
     assert len(completion.token_ids) == 1
 
 
@@ -105,7 +105,7 @@ async def test_a_servers_own_context_refusal_is_an_overflow_too(client):
     async with ScriptedServer(max_model_len=100) as server:
         believed = ServerAddress(server.url, server.model, "policy", 0, max_model_len=4096)
         with pytest.raises(ContextOverflow, match="maximum context length is 100"):
-            await client.generate(believed, [65] * 200, Sampling(max_tokens=50), timeout=5)
+            await client.generate(believed, TokenPrompt([65] * 200), Sampling(max_tokens=50), timeout=5)
 
 
 async def test_one_missing_logprob_drops_them_all(client, server):
@@ -125,7 +125,7 @@ async def test_a_server_without_ids_gives_text(client, server):
 
 
 async def test_a_server_that_is_known_for_its_ids_has_to_give_them(client, server):
-    prompt = await client.encode(server.address(), "[[omit_ids]]")
+    prompt = TokenPrompt(await client.encode(server.address(), "[[omit_ids]]"))
     server.switches.omit_token_ids = True
     with pytest.raises(ModelError, match="no token ids") as caught:
         await client.generate(server.address(features=[Feature.TOKEN_IDS]), prompt, Sampling(), timeout=20)
@@ -171,7 +171,7 @@ async def test_other_refusals_are_not_repeated(client, server, status, retryable
 async def test_an_unreachable_server(client, unused_tcp_port):
     address = ServerAddress(f"http://127.0.0.1:{unused_tcp_port}", "m", "p", 0, 100)
     with pytest.raises(ModelError, match="unreachable") as caught:
-        await client.generate(address, [1], Sampling(), timeout=20)
+        await client.generate(address, TokenPrompt([1]), Sampling(), timeout=20)
     assert caught.value.retryable
 
 
@@ -197,7 +197,7 @@ async def test_the_api_key_is_sent_and_never_shown(client):
         assert (await ask(client, server, "[[reply:come in]]")).text == "come in"
         stranger = ServerAddress(server.url, server.model, "policy", 0, 4096, api_key="sk-wrong-secret")
         with pytest.raises(ModelError) as caught:
-            await client.generate(stranger, [65], Sampling(), timeout=5)
+            await client.generate(stranger, TokenPrompt([65]), Sampling(), timeout=5)
         assert caught.value.status == 401
         assert not caught.value.retryable
         assert "secret" not in str(caught.value)
@@ -248,7 +248,7 @@ async def test_malformed_answers_are_the_servers_failure(client, odd_server, ans
 
     url = await odd_server("/v1/completions", handler)
     with pytest.raises(ModelError, match=message) as caught:
-        await client.generate(ServerAddress(url, "m", "p", 0, 100), [1], Sampling(), timeout=5)
+        await client.generate(ServerAddress(url, "m", "p", 0, 100), TokenPrompt([1]), Sampling(), timeout=5)
     assert caught.value.retryable
 
 
@@ -258,7 +258,7 @@ async def test_a_key_that_a_server_repeats_is_cut_out(client, odd_server):
 
     url = await odd_server("/v1/completions", handler)
     with pytest.raises(ModelError, match=r"bad Bearer \[api key\]"):
-        await client.generate(ServerAddress(url, "m", "p", 0, 100, api_key="sk-1"), [1], Sampling(), timeout=5)
+        await client.generate(ServerAddress(url, "m", "p", 0, 100, api_key="sk-1"), TokenPrompt([1]), Sampling(), timeout=5)
 
 
 async def test_what_the_request_says(client, odd_server):
@@ -270,7 +270,7 @@ async def test_what_the_request_says(client, odd_server):
 
     url = await odd_server("/v1/completions", handler)
     sampling = Sampling(temperature=0.5, top_p=0.9, top_k=7, max_tokens=50)
-    await client.generate(ServerAddress(url, "m", "p", 0, 30), [1, 2, 3], sampling, timeout=5)
+    await client.generate(ServerAddress(url, "m", "p", 0, 30), TokenPrompt([1, 2, 3]), sampling, timeout=5)
     assert bodies[0] == {
         "model": "m",
         "prompt": [1, 2, 3],
@@ -284,3 +284,12 @@ async def test_what_the_request_says(client, odd_server):
         "return_token_ids": True,
         "skip_special_tokens": True,
     }
+
+
+async def test_a_closed_client_opens_no_connection_again(server):
+    client = ModelClient()
+    await ask(client, server, "[[reply:yes]]")
+    await client.close()
+    with pytest.raises(ModelError, match="closed"):
+        await ask(client, server, "[[reply:yes]]")
+    await client.close()

@@ -94,7 +94,7 @@ async def test_sampled_ids_are_not_the_ones_that_their_text_encodes_to(client, s
     conversation = talk(client, server, "[[reply:the other number is therefore another one]]")
     calls = await play(conversation, [user("on")])
     encoded = await client.render(server.address(), conversation.messages[:3], add_generation_prompt=True)
-    assert encoded != reconstruct(calls)[-1].prompt_ids
+    assert encoded.ids != reconstruct(calls)[-1].prompt_ids
 
 
 async def test_a_record_says_where_it_came_from(client, server):
@@ -119,7 +119,7 @@ async def test_a_reply_without_end_of_turn_starts_a_new_segment(client, server):
     assert conversation.fidelity is Fidelity.SEGMENTED
     assert [call.segment for call in calls] == [0, 1]
     rendered = await client.render(server.address(), conversation.messages[:3], add_generation_prompt=True)
-    assert calls[1].context_ids == rendered
+    assert calls[1].context_ids == rendered.ids
 
 
 async def test_reasoning_that_the_template_drops_starts_a_new_segment(client):

@@ -29,7 +29,7 @@ from rollouts.llm.errors import ModelError
 from rollouts.llm.route import CallCut
 from rollouts.llm.sampler import sample
 from rollouts.llm.transport import Transport
-from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, ServerAddress
+from rollouts.llm.types import NOTHING, ChatMessage, ModelCallRecord, Sampling, ServerAddress, TokenPrompt
 from tests.unit.chat_templates import FRAGMENTS, KINDS, STYLES, PlainRenderer, Style, train, write_files
 
 CONVERSATIONS = 10_000
@@ -183,17 +183,18 @@ class Agent:
             context = await self._client.render(server, branch.messages, add_generation_prompt=True, tools=self._tools)
             branch.segment = len(self._buffer.segments)
         assert branch.segment is not None
-        before = [] if opens else self._buffer.segments[branch.segment].ids
-        done, server, spans = await sample(self._client, self._route, before + context, self._sampling, timeout=20)
+        before = NOTHING if opens else TokenPrompt(self._buffer.segments[branch.segment].ids)
+        prompt = before.followed_by(context)
+        done, server, spans = await sample(self._client, self._route, prompt, self._sampling, timeout=20)
         call = ModelCallRecord(
             turn=len(self.calls),
             segment=branch.segment,
-            context_ids=context,
+            context_ids=context.ids,
             sampled_ids=done.token_ids,
             logprobs=done.logprobs,
             text=done.text,
             finish_reason=done.finish_reason,
-            prompt_tokens=len(before) + len(context),
+            prompt_tokens=len(prompt.ids),
             policy="p",
             policy_version=spans[0].version,
             server_id="",

@@ -18,7 +18,7 @@ from rollouts.llm.route import CallCut, FixedRoute, OneVersionRoute, Overtaken
 from rollouts.llm.sampler import Sampled, sample
 from rollouts.llm.scripted.sequences import fingerprint, logprob
 from rollouts.llm.scripted.server import ScriptedServer
-from rollouts.llm.types import ChatMessage, Piece, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.types import ChatMessage, Piece, Sampling, ServerAddress, TokenPrompt, VersionSpan
 
 TEXT = "Ünïcödé and ordinary words, so that replies are long enough to be interrupted: 日本語."
 QUESTION = f"[[reply:{TEXT}]]"
@@ -81,7 +81,7 @@ def address(server: ScriptedServer, version: int = 0, *features: Feature) -> Ser
     return replace(known, features=frozenset(features))
 
 
-async def prompt(client: ModelClient, server: ScriptedServer, question: str = QUESTION) -> list[int]:
+async def prompt(client: ModelClient, server: ScriptedServer, question: str = QUESTION) -> TokenPrompt:
     messages: list[ChatMessage] = [{"role": "user", "content": question}]
     return await client.render(address(server), messages, add_generation_prompt=True)
 
@@ -97,9 +97,9 @@ async def post(server: ScriptedServer, path: str, body: dict[str, Any] | None = 
         (await http.post(server.url + path, json=body or {})).raise_for_status()
 
 
-def check_logprobs(sampled: Sampled, prompt_ids: list[int], weights: str = "") -> None:
+def check_logprobs(sampled: Sampled, asked: TokenPrompt, weights: str = "") -> None:
     """They are those of exactly this sequence."""
-    before = fingerprint(prompt_ids)
+    before = fingerprint(asked.ids)
     completion = sampled.completion
     assert completion.logprobs is not None
     for token, value in zip(completion.token_ids, completion.logprobs, strict=True):
@@ -108,9 +108,9 @@ def check_logprobs(sampled: Sampled, prompt_ids: list[int], weights: str = "") -
 
 
 async def test_an_aborted_reply_is_continued_from_its_ids(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     way = Way(address(servers[0], 1), address(servers[1], 2))
-    sampling = asyncio.create_task(sample(client, way, ids, Sampling(max_tokens=300), timeout=60))
+    sampling = asyncio.create_task(sample(client, way, asked, Sampling(max_tokens=300), timeout=60))
     await until(lambda: servers[0].generated_tokens or servers[0].running)
     await asyncio.sleep(0.15)  # some tokens; how many does not matter
     await post(servers[0], "/abort_requests")
@@ -119,11 +119,11 @@ async def test_an_aborted_reply_is_continued_from_its_ids(client: ModelClient, s
     assert sampled.completion.finish_reason == "stop"
     assert [span.version for span in sampled.spans] == [1, 2]
     assert sum(span.tokens for span in sampled.spans) == len(sampled.completion.token_ids)
-    check_logprobs(sampled, ids)
+    check_logprobs(sampled, asked)
 
 
 async def test_a_stream_that_breaks_off_goes_on_elsewhere(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     pieces: list[Piece] = []
 
     async def emit(piece: Piece, server: ServerAddress) -> None:
@@ -132,15 +132,15 @@ async def test_a_stream_that_breaks_off_goes_on_elsewhere(client: ModelClient, s
             await servers[0].__aexit__(None, None, None)
 
     way = Way(address(servers[0], 1), address(servers[1], 2))
-    sampled = await sample(client, way, ids, Sampling(max_tokens=300), timeout=60, emit=emit)
+    sampled = await sample(client, way, asked, Sampling(max_tokens=300), timeout=60, emit=emit)
     assert sampled.completion.text == TEXT
     assert [token for piece in pieces for token in piece.token_ids] == sampled.completion.token_ids
     assert sampled.spans[0].version == 1 and sampled.spans[-1].version == 2
-    check_logprobs(sampled, ids)
+    check_logprobs(sampled, asked)
 
 
 async def test_a_cut_call_is_made_again_and_keeps_what_was_streamed(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     way = Way(address(servers[0], 1), address(servers[0], 2))
     given = 0
 
@@ -150,17 +150,17 @@ async def test_a_cut_call_is_made_again_and_keeps_what_was_streamed(client: Mode
         if given == 7:  # in the middle of a character
             way.cut.set()
 
-    sampled = await sample(client, way, ids, Sampling(max_tokens=300), timeout=60, emit=emit)
+    sampled = await sample(client, way, asked, Sampling(max_tokens=300), timeout=60, emit=emit)
     assert way.calls == 2
     assert sampled.spans[0] >= VersionSpan(1, 7)
     assert sampled.completion.text == await client.detokenize(address(servers[0]), sampled.completion.token_ids[:-1])
-    check_logprobs(sampled, ids)
+    check_logprobs(sampled, asked)
 
 
 async def test_a_cut_call_that_was_not_streamed_begins_anew(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     way = Way(address(servers[0], 1), address(servers[0], 2))
-    sampling = asyncio.create_task(sample(client, way, ids, Sampling(max_tokens=300), timeout=60))
+    sampling = asyncio.create_task(sample(client, way, asked, Sampling(max_tokens=300), timeout=60))
     await until(lambda: servers[0].running)
     way.cut.set()
     sampled = await sampling
@@ -170,32 +170,32 @@ async def test_a_cut_call_that_was_not_streamed_begins_anew(client: ModelClient,
 async def test_the_time_in_which_servers_take_no_calls_does_not_count(
     client: ModelClient, servers: list[ScriptedServer]
 ) -> None:
-    ids = await prompt(client, servers[0], "[[reply:yes]]")
+    asked = await prompt(client, servers[0], "[[reply:yes]]")
     way = Way(address(servers[0]))
     way.before = lambda: asyncio.sleep(1.5)
-    sampled = await sample(client, way, ids, Sampling(max_tokens=30), timeout=1)
+    sampled = await sample(client, way, asked, Sampling(max_tokens=30), timeout=1)
     assert sampled.completion.text == "yes"
 
 
 async def test_the_time_of_all_calls_counts(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0], "[[delay:30]]")
+    asked = await prompt(client, servers[0], "[[delay:30]]")
     with pytest.raises(ModelError, match="within"):
-        await sample(client, Way(address(servers[0])), ids, Sampling(max_tokens=30), timeout=0.3)
+        await sample(client, Way(address(servers[0])), asked, Sampling(max_tokens=30), timeout=0.3)
     await until(lambda: servers[0].aborted == 1 and not servers[0].running)
 
 
 async def test_a_failing_server_is_left(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     await servers[0].__aexit__(None, None, None)
-    sampled = await sample(client, Way(address(servers[0]), address(servers[1])), ids, Sampling(max_tokens=300), timeout=60)
+    sampled = await sample(client, Way(address(servers[0]), address(servers[1])), asked, Sampling(max_tokens=300), timeout=60)
     assert sampled.server.url == servers[1].url
 
 
 async def test_a_server_that_aborts_everything_is_given_up(client: ModelClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollouts.llm.sampler.ABORT_PAUSE", 0.0)
     async with ScriptedServer(delay=30) as server:
-        ids = await prompt(client, server)
-        sampling = asyncio.create_task(sample(client, Way(address(server)), ids, Sampling(), timeout=60))
+        asked = await prompt(client, server)
+        sampling = asyncio.create_task(sample(client, Way(address(server)), asked, Sampling(), timeout=60))
         while not sampling.done():
             await post(server, "/abort_requests")
         with pytest.raises(ModelError, match="aborts every generation"):
@@ -203,13 +203,13 @@ async def test_a_server_that_aborts_everything_is_given_up(client: ModelClient, 
 
 
 async def test_a_reply_that_goes_on_may_not_be_longer(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0], "[[reply:word word word word word]][[abort]]")
-    sampled = await sample(client, Way(address(servers[0])), ids, Sampling(max_tokens=12), timeout=60)
+    asked = await prompt(client, servers[0], "[[reply:word word word word word]][[abort]]")
+    sampled = await sample(client, Way(address(servers[0])), asked, Sampling(max_tokens=12), timeout=60)
     assert (len(sampled.completion.token_ids), sampled.completion.finish_reason) == (12, "length")
 
 
 async def test_a_stop_string_across_two_parts_ends_the_reply(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0], "[[reply:one two three four five six seven]]")
+    asked = await prompt(client, servers[0], "[[reply:one two three four five six seven]]")
     way = Way(address(servers[0]), address(servers[1]))
     text = ""
 
@@ -219,42 +219,42 @@ async def test_a_stop_string_across_two_parts_ends_the_reply(client: ModelClient
         if "th" in text:
             way.cut.set()
 
-    sampled = await sample(client, way, ids, Sampling(max_tokens=60, stop=("three four",)), timeout=60, emit=emit)
+    sampled = await sample(client, way, asked, Sampling(max_tokens=60, stop=("three four",)), timeout=60, emit=emit)
     assert (sampled.completion.text, sampled.completion.finish_reason) == ("one two three four", "stop")
     decoded = await client.detokenize(address(servers[0]), sampled.completion.token_ids)
     assert decoded.startswith("one two three four") and "five" not in decoded
     assert sum(span.tokens for span in sampled.spans) == len(sampled.completion.token_ids)
-    check_logprobs(sampled, ids)
+    check_logprobs(sampled, asked)
 
 
 async def test_the_server_says_which_weights_it_had(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     await post(servers[0], "/update_weight_version", {"new_version": "7"})
     way = Way(address(servers[0], 3, Feature.GENERATE))
-    sampling = asyncio.create_task(sample(client, way, ids, Sampling(max_tokens=300), timeout=60))
+    sampling = asyncio.create_task(sample(client, way, asked, Sampling(max_tokens=300), timeout=60))
     await until(lambda: servers[0].running)
     await asyncio.sleep(0.1)
     await post(servers[0], "/update_weight_version", {"new_version": "8"})
     sampled = await sampling
     assert sampled.completion.text == TEXT
     assert [span.version for span in sampled.spans] == [7, 8]
-    check_logprobs(sampled, ids)
+    check_logprobs(sampled, asked)
 
 
 async def test_a_server_that_forgot_its_version_was_restarted(client: ModelClient, servers: list[ScriptedServer]) -> None:
     """Which weights it has now is not known, so that nothing it samples is taken."""
-    ids = await prompt(client, servers[0], "[[reply:yes]]")
+    asked = await prompt(client, servers[0], "[[reply:yes]]")
     await post(servers[1], "/update_weight_version", {"new_version": "3"})
     features = (Feature.GENERATE, Feature.WEIGHT_VERSION)
     way = Way(address(servers[0], 3, *features), address(servers[1], 3, *features))
-    sampled = await sample(client, way, ids, Sampling(), timeout=60)
+    sampled = await sample(client, way, asked, Sampling(), timeout=60)
     assert sampled.server.url == servers[1].url
 
 
 async def test_a_label_that_is_no_number_leaves_the_known_version(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0], "[[reply:yes]]")
+    asked = await prompt(client, servers[0], "[[reply:yes]]")
     way = Way(address(servers[0], 3, Feature.GENERATE))
-    sampled = await sample(client, way, ids, Sampling(), timeout=60)
+    sampled = await sample(client, way, asked, Sampling(), timeout=60)
     assert [span.version for span in sampled.spans] == [3]
 
 
@@ -262,7 +262,7 @@ async def test_a_label_that_is_no_number_leaves_the_known_version(client: ModelC
 async def test_streams_are_the_same_reply(
     client: ModelClient, servers: list[ScriptedServer], features: tuple[Feature, ...]
 ) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     await post(servers[0], "/update_weight_version", {"new_version": "4"})
     pieces: list[Piece] = []
 
@@ -270,8 +270,8 @@ async def test_streams_are_the_same_reply(
         pieces.append(piece)
 
     route = FixedRoute(address(servers[0], 1, *features))
-    sampled = await sample(client, route, ids, Sampling(max_tokens=300, seed=1), timeout=60, emit=emit)
-    whole = await sample(client, route, ids, Sampling(max_tokens=300, seed=1), timeout=60)
+    sampled = await sample(client, route, asked, Sampling(max_tokens=300, seed=1), timeout=60, emit=emit)
+    whole = await sample(client, route, asked, Sampling(max_tokens=300, seed=1), timeout=60)
     assert len(pieces) > 10
     assert "".join(piece.text for piece in pieces) == sampled.completion.text == whole.completion.text
     assert sampled.completion.token_ids == whole.completion.token_ids
@@ -281,20 +281,20 @@ async def test_streams_are_the_same_reply(
 
 
 async def test_one_version_or_none(client: ModelClient, servers: list[ScriptedServer]) -> None:
-    ids = await prompt(client, servers[0], "[[reply:yes]]")
+    asked = await prompt(client, servers[0], "[[reply:yes]]")
     way = Way(address(servers[0], 1), address(servers[0], 2))
     route = OneVersionRoute(way, 1)
-    assert (await sample(client, route, ids, Sampling(), timeout=60)).spans[0].version == 1
+    assert (await sample(client, route, asked, Sampling(), timeout=60)).spans[0].version == 1
     with pytest.raises(Overtaken, match="began on version 1"):
-        await sample(client, route, ids, Sampling(), timeout=60)
+        await sample(client, route, asked, Sampling(), timeout=60)
 
 
 async def test_new_weights_that_nobody_has_noted_yet_are_not_the_one_version(
     client: ModelClient, servers: list[ScriptedServer]
 ) -> None:
-    ids = await prompt(client, servers[0])
+    asked = await prompt(client, servers[0])
     known = address(servers[0], 1, Feature.GENERATE)
     await post(servers[0], "/update_weight_version", {"new_version": "2"})
-    assert (await sample(client, FixedRoute(known), ids, Sampling(), timeout=60)).spans[0].version == 2
+    assert (await sample(client, FixedRoute(known), asked, Sampling(), timeout=60)).spans[0].version == 2
     with pytest.raises(Overtaken, match="began on version 1"):
-        await sample(client, OneVersionRoute(FixedRoute(known), 1), ids, Sampling(), timeout=60)
+        await sample(client, OneVersionRoute(FixedRoute(known), 1), asked, Sampling(), timeout=60)

@@ -79,9 +79,9 @@ async def test_another_tokenizer_is_found_out(tokenizers, tmp_path):
 async def test_the_directory_decides_who_renders(byte_pairs, tmp_path):
     client = ModelClient(Tokenizing(PlainRenderer(CHATML.replace("You are", "You were"), byte_pairs)))
     here = address(write_files(tmp_path, byte_pairs, CHATML))
-    ids = await client.render(here, HELLO, add_generation_prompt=True)
-    assert ids != await client.render(replace(here, tokenizer=""), HELLO, add_generation_prompt=True)
-    assert "You are a model." in await client.detokenize(here, ids)
+    rendered = await client.render(here, HELLO, add_generation_prompt=True)
+    assert rendered != await client.render(replace(here, tokenizer=""), HELLO, add_generation_prompt=True)
+    assert "You are a model." in await client.detokenize(here, rendered.ids)
 
 
 async def test_a_long_prompt_leaves_the_loop_alone(byte_pairs, tmp_path):

@@ -42,8 +42,8 @@ class Told:
         self.turns = ModelClient(self.server).turns
 
     async def continuation(self, reply: ChatMessage, *new: ChatMessage, end: str = "<|im_end|>", **options: Any) -> str | None:
-        ids = await self.turns.continuation(SERVER, TOKENIZER.token_to_id(end), [QUESTION, reply], new, **options)
-        return None if ids is None else TOKENIZER.decode(ids, skip_special_tokens=False)
+        told = await self.turns.continuation(SERVER, TOKENIZER.token_to_id(end), [QUESTION, reply], new, **options)
+        return None if told is None else TOKENIZER.decode(told.ids, skip_special_tokens=False)
 
 
 def said(text: str, *names: str, reasoning: str = "") -> ChatMessage:

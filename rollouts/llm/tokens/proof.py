@@ -124,7 +124,7 @@ def _each_way() -> Iterator[tuple[_Case, bool]]:
 async def _try(client: Renders, server: ServerAddress, case: _Case, *, prompt: bool) -> list[int] | str:
     """The ids, or why the template refuses them."""
     try:
-        return await client.render(server, case.messages, add_generation_prompt=prompt, tools=case.tools)
+        return (await client.render(server, case.messages, add_generation_prompt=prompt, tools=case.tools)).ids
     except ModelError as error:
         if error.status != 400:
             raise
