@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils import timezone
 
+from rollouts.llm.pictures import PICTURE_TYPES
 from rollouts.llm.types import SegmentCause
 
 from .blob import Blob
@@ -34,16 +35,29 @@ class Message(models.Model):
         return f"{self.role} #{self.index}"
 
 
-class MessagePicture(models.Model):
-    """A picture in a message, where the model saw it. Its data is a blob."""
+class StoredPicture(models.Model):
+    """A picture whose data is a blob, of the type that whoever brought it calls it."""
+
+    mime = models.CharField(max_length=40)
+    blob = models.ForeignKey(Blob, models.PROTECT, related_name="+")
+
+    class Meta:
+        abstract = True
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether pages show it. SVG is not: it is a document that can run scripts."""
+        return self.mime in PICTURE_TYPES
+
+
+class MessagePicture(StoredPicture):
+    """A picture in a message, where the model saw it."""
 
     id = models.BigAutoField(primary_key=True)
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="message_pictures")
     attempt = models.PositiveIntegerField()
     message = models.PositiveIntegerField(help_text="The message's index.")
     index = models.PositiveIntegerField(help_text="Place in its message.")
-    mime = models.CharField(max_length=40)
-    blob = models.ForeignKey(Blob, models.PROTECT, related_name="+")
 
     class Meta:
         ordering: ClassVar = ["message", "index"]
@@ -150,8 +164,8 @@ class ToolCall(models.Model):
         return f"{self.name} in turn {self.turn}"
 
 
-class ToolPicture(models.Model):
-    """A picture that a tool call displayed. Its data is a blob, and of the type that the sandbox calls it."""
+class ToolPicture(StoredPicture):
+    """A picture that a tool call displayed."""
 
     id = models.BigAutoField(primary_key=True)
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="tool_pictures")
@@ -159,8 +173,6 @@ class ToolPicture(models.Model):
     turn = models.PositiveIntegerField()
     call = models.PositiveIntegerField(help_text="The call's place in its turn.")
     index = models.PositiveIntegerField(help_text="Place in its call.")
-    mime = models.CharField(max_length=40)
-    blob = models.ForeignKey(Blob, models.PROTECT, related_name="+")
 
     class Meta:
         ordering: ClassVar = ["turn", "call", "index"]
@@ -170,11 +182,6 @@ class ToolPicture(models.Model):
 
     def __str__(self) -> str:
         return f"picture {self.index} of call {self.call} in turn {self.turn}"
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether pages show it. SVG is not: it is a document that can run scripts."""
-        return self.mime in ("image/png", "image/jpeg")
 
 
 class Reward(models.Model):
