@@ -1,10 +1,16 @@
-"""Which pictures models are shown, told by how their data begins and not by what somebody calls it."""
+"""Which pictures models are shown, told by their data and not by what somebody calls it."""
 
 from __future__ import annotations
+
+import io
+
+import imagesize
 
 from sandboxes.protocol import Picture
 
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+# A few bytes can claim any size, and a server unpacks it before it makes the picture smaller. Photographs have half of it.
+MAX_PIXELS = 32_000_000
 
 
 def type_of(data: bytes) -> str | None:
@@ -19,8 +25,13 @@ def type_of(data: bytes) -> str | None:
 
 
 def picture_of(data: bytes) -> Picture:
-    """The picture that these bytes are. Raises ValueError when models are not shown such."""
+    """The picture that these bytes are. Raises ValueError when models are not shown such, and says why."""
     mime = type_of(data)
     if mime is None:
-        raise ValueError(f"it is no picture that models are shown: its data is that of none of {', '.join(PICTURE_TYPES)}")
+        raise ValueError(f"the data is of none of the types {', '.join(PICTURE_TYPES)}")
+    width, height = imagesize.get(io.BytesIO(data), exif_rotation=False)
+    if width < 1 or height < 1:
+        raise ValueError(f"the data begins as {mime} does, but does not say how large the picture is")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"the picture has {width} x {height} pixels, and at most {MAX_PIXELS} are shown; make it smaller")
     return Picture(mime, data)
