@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Q, Sum
 
-from rollouts.models import Blob, Project, Rollout, ToolCall, ToolPicture
+from rollouts.models import Blob, MessagePicture, Project, Rollout, ToolCall, ToolPicture
 
 
 def whole_artefacts(rollout: Rollout) -> dict[str, Any]:
@@ -32,6 +32,18 @@ def picture_of(rollout: Rollout, turn: int, call: int, index: int) -> ToolPictur
     return pictures.filter(turn=turn, call=call, index=index).first()
 
 
+def message_picture_of(rollout: Rollout, message: int, index: int) -> MessagePicture | None:
+    """A picture of a message of the newest attempt by its place, if there is one."""
+    pictures = MessagePicture.objects.select_related("blob").filter(rollout=rollout, attempt=rollout.attempt)
+    return pictures.filter(message=message, index=index).first()
+
+
+def seen_picture(rollout: Rollout, sha256: str) -> MessagePicture | None:
+    """A picture that the newest attempt's model was shown, by its data's digest, if there is one."""
+    pictures = MessagePicture.objects.select_related("blob").filter(rollout=rollout, attempt=rollout.attempt)
+    return pictures.filter(blob=sha256).first()
+
+
 class ProjectStorage(NamedTuple):
     """What a project's finished rollouts left: how many still have their trajectory, and the blobs they refer to.
 
@@ -50,8 +62,9 @@ def project_storage(project: Project) -> ProjectStorage:
     finished = Rollout.objects.filter(project=project, finished_at__isnull=False)
     artefacts = Rollout.objects.filter(project=project, artefacts_blob__isnull=False).values("artefacts_blob")
     outputs = ToolCall.objects.filter(rollout__project=project, output_blob__isnull=False).values("output_blob")
-    pictures = ToolPicture.objects.filter(rollout__project=project).values("blob")
-    blobs = Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs) | Q(pk__in=pictures))
+    displayed = ToolPicture.objects.filter(rollout__project=project).values("blob")
+    seen = MessagePicture.objects.filter(rollout__project=project).values("blob")
+    blobs = Blob.objects.filter(Q(pk__in=artefacts) | Q(pk__in=outputs) | Q(pk__in=displayed) | Q(pk__in=seen))
     return ProjectStorage(
         **finished.aggregate(rollouts=Count("id"), with_trajectory=Count("id", filter=Q(trajectory_pruned_at=None))),
         **blobs.aggregate(blobs=Count("pk"), blob_bytes=Sum("size", default=0), stored_bytes=Sum("stored_size", default=0)),
