@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from rollouts.llm.answers import token_list
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.errors import ContextOverflow, ModelError
-from rollouts.llm.messages import as_sent
+from rollouts.llm.messages import as_sent, numbered_pictures, refuse_pictures
+from rollouts.llm.placed import rendered
 from rollouts.llm.tokens import LocalTokenizers
 from rollouts.llm.transport import Transport
 from rollouts.llm.turns import Tools, TurnRenderer
 from rollouts.llm.types import ChatMessage, Completion, Piece, Sampling, ServerAddress, TokenPrompt
 from rollouts.llm.wire import Streamed, Wire, wire_of
+from sandboxes.protocol import Picture
 
 # What is to be done with each piece of a streamed reply; it may wait, and then the stream does.
 Emit = Callable[[Piece], Awaitable[None]]
 
 HELPER_TIMEOUT = 30.0  # seconds, for calls that sample nothing
+NO_PICTURES: Mapping[str, Picture] = MappingProxyType({})
 _CONTEXT_FULL = re.compile(r"maximum context length|maximum model length|context_length_exceeded", re.IGNORECASE)
 
 
@@ -44,28 +49,26 @@ class ModelClient:
         *,
         timeout: float,
         emit: Emit | None = None,
+        pictures: Mapping[str, Picture] = NO_PICTURES,
     ) -> Completion:
         """Sample one reply to exactly these ids. `timeout` is in seconds and spans retries.
 
-        With `emit` the reply is streamed, and every piece is given to it as it comes. Raises `ContextOverflow`, without a call
-        when the prompt alone fills the model's context.
+        `pictures` has the data of all that are placed in the prompt, by digest. With `emit` the reply is streamed, and every
+        piece is given to it as it comes. Raises `ContextOverflow`, without a call when the prompt alone fills the model's
+        context.
         """
         room = server.max_model_len - len(prompt.ids)
         if room <= 0:
             raise ContextOverflow(f"the prompt has {len(prompt.ids)} tokens, the model's context {server.max_model_len}")
-        wire = wire_of(server)
-        body = wire.body(server, prompt.ids, sampling, min(sampling.max_tokens, room))
+        wire = wire_of(server, prompt, pictures)
+        body = wire.body(server, prompt, sampling, min(sampling.max_tokens, room))
         started = time.monotonic()
-        try:
+        with _context_overflow():
             if emit is None:
                 answer = await self._post(server, wire.path, body, timeout)
                 completion = wire.completion(answer, time.monotonic() - started)
             else:
                 completion = (await self._stream(server, wire, body, timeout, emit)).completion(time.monotonic() - started)
-        except ModelError as exc:
-            if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
-                raise ContextOverflow(str(exc)) from exc
-            raise
         if not completion.token_ids and completion.finish_reason != "abort" and Feature.TOKEN_IDS in server.features:
             raise ModelError(f"{server.url} returned no token ids, although it was found to do so", retryable=True)
         return _with_sure_spans(completion)
@@ -81,10 +84,14 @@ class ModelClient:
     ) -> TokenPrompt:
         """The ids of these messages under the model's own chat template.
 
-        Made in this process where `server.tokenizer` is given, else by the server. Raises `ModelError` of status 400 when the
-        template refuses them, or when they hold what ids cannot carry (pictures).
+        Made in this process where `server.tokenizer` is given, else by the server; with pictures always by the server, as only
+        that knows how many ids they become. Raises `ModelError` of status 400 when the template refuses the messages, or when
+        they hold what the server does not take; `ContextOverflow` when a server says that they are too long for it.
         """
-        if server.tokenizer:
+        pictures = [picture for _, picture in numbered_pictures(messages)]
+        if pictures and server.picture_id is None:
+            refuse_pictures(messages, f"{server.model} at {server.url} takes none, as far as was found at its registration")
+        if server.tokenizer and not pictures:
             tokenizer = await self._tokenizers.get(server.tokenizer)
             return TokenPrompt(
                 await tokenizer.render(
@@ -101,6 +108,11 @@ class ModelClient:
             body["tools"] = list(tools)
         if template_kwargs:
             body["chat_template_kwargs"] = dict(template_kwargs)
+        if pictures:
+            # Without a choice of tools, not even by default, vLLM needs no tool parser and leaves none of the tools out.
+            body |= {"mm_payload": "none", "tool_choice": None}
+            with _context_overflow():
+                return rendered(await self._post(server, "/v1/chat/completions/render", body, HELPER_TIMEOUT), pictures)
         return TokenPrompt(token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens"))
 
     async def chat(self, server: ServerAddress, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
@@ -141,6 +153,17 @@ class ModelClient:
     async def _post(self, server: ServerAddress, path: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         url = server.url.rstrip("/") + path
         return await self._transport.request("POST", url, body, api_key=server.api_key, timeout=timeout)
+
+
+@contextlib.contextmanager
+def _context_overflow() -> Iterator[None]:
+    """Turns a server's refusal of a prompt that is too long into `ContextOverflow`."""
+    try:
+        yield
+    except ModelError as exc:
+        if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
+            raise ContextOverflow(str(exc)) from exc
+        raise
 
 
 def _with_sure_spans(completion: Completion) -> Completion:

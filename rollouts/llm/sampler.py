@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
-from rollouts.llm.client import ModelClient
+from rollouts.llm.client import NO_PICTURES, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.reply import Reply
 from rollouts.llm.route import CallCut, Overtaken, Route
 from rollouts.llm.types import Completion, ModelCallRecord, Piece, Sampling, ServerAddress, TokenPrompt, VersionSpan
+from sandboxes.protocol import Picture
 
 Result = TypeVar("Result")
 
@@ -85,8 +86,11 @@ async def sample(
     *,
     timeout: float,
     emit: Emit | None = None,
+    pictures: Mapping[str, Picture] = NO_PICTURES,
 ) -> Sampled:
     """Sample one reply. `timeout` is in seconds and spans all tries, but not the time in which servers take no calls.
+
+    `pictures` has the data of all that are placed in the prompt, by digest.
 
     A reply that a server aborted is continued from its ids, by another server or newer weights; one that a server failed to
     give is asked for again. With `emit` every piece is given to it as it is sampled, and a reply of which something was given
@@ -106,7 +110,7 @@ async def sample(
             async with route.call() as server:
                 entered, begun = True, loop.time()
                 try:
-                    await _continue(reply, client, server, prompt, timeout=budget, emit=emit)
+                    await _continue(reply, client, server, prompt, pictures, timeout=budget, emit=emit)
                 finally:
                     budget -= loop.time() - begun
         except CallCut:
@@ -141,6 +145,7 @@ async def _continue(
     client: ModelClient,
     server: ServerAddress,
     prompt: TokenPrompt,
+    pictures: Mapping[str, Picture],
     *,
     timeout: float,
     emit: Emit | None,
@@ -148,7 +153,7 @@ async def _continue(
     """Ask `server` for what is missing. What was given away stays, also when the rest does not come."""
     whole, left = prompt.followed_by(TokenPrompt(reply.ids)), reply.left()
     if emit is None:
-        reply.add(await client.generate(server, whole, left, timeout=timeout), server)
+        reply.add(await client.generate(server, whole, left, timeout=timeout, pictures=pictures), server)
         return
     given: list[Piece] = []
 
@@ -157,7 +162,7 @@ async def _continue(
         await emit(piece, server)
 
     try:
-        part = await client.generate(server, whole, left, timeout=timeout, emit=give)
+        part = await client.generate(server, whole, left, timeout=timeout, emit=give, pictures=pictures)
     except BaseException:
         reply.add_pieces(given, server)
         raise

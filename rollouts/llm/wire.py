@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rollouts.llm.answers import parse_completion
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.errors import ModelError
-from rollouts.llm.types import Completion, Piece, Sampling, ServerAddress, VersionSpan
+from rollouts.llm.placed import check_seen, collapsed, content_parts
+from rollouts.llm.types import Completion, Piece, Sampling, ServerAddress, TokenPrompt, VersionSpan
+from sandboxes.protocol import Picture
 
 # What vLLM's generate endpoint writes where it has no finite logprob.
 _NO_LOGPROB = -9999.0
 
 
 class Wire(Protocol):
-    """One endpoint."""
+    """One request to one endpoint."""
 
     path: str
 
-    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        """The request."""
+    def body(self, server: ServerAddress, prompt: TokenPrompt, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        """What is sent."""
         ...
 
     def completion(self, answer: dict[str, Any], latency: float) -> Completion:
@@ -30,11 +32,17 @@ class Wire(Protocol):
         ...
 
 
-def wire_of(server: ServerAddress) -> Wire:
-    """The endpoint that tells most about the reply."""
-    if Feature.GENERATE not in server.features:
-        return _Completions()
-    return _Generate(is_labelled=Feature.WEIGHT_VERSION in server.features)
+def wire_of(server: ServerAddress, prompt: TokenPrompt, pictures: Mapping[str, Picture]) -> Wire:
+    """The endpoint that tells most about the reply, for a prompt with these pictures.
+
+    Raises `ModelError` when the prompt has pictures and the server takes none.
+    """
+    is_labelled = Feature.WEIGHT_VERSION in server.features
+    if prompt.placed:
+        if server.picture_id is None or Feature.GENERATE not in server.features:
+            raise ModelError(f"{server.model} at {server.url} takes no pictures, and the prompt has some", retryable=True)
+        return _GenerateSeeing(prompt, pictures, server.picture_id, is_labelled=is_labelled)
+    return _Generate(is_labelled=is_labelled) if Feature.GENERATE in server.features else _Completions()
 
 
 class _Completions:
@@ -42,8 +50,8 @@ class _Completions:
 
     path = "/v1/completions"
 
-    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        body = {"model": server.model, "prompt": list(prompt_ids), "return_token_ids": True}
+    def body(self, server: ServerAddress, prompt: TokenPrompt, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        body = {"model": server.model, "prompt": prompt.ids, "return_token_ids": True}
         return body | _sampling_body(sampling, max_tokens)
 
     def completion(self, answer: dict[str, Any], latency: float) -> Completion:
@@ -61,10 +69,10 @@ class _Generate:
     def __init__(self, *, is_labelled: bool) -> None:
         self._is_labelled = is_labelled
 
-    def body(self, server: ServerAddress, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    def body(self, server: ServerAddress, prompt: TokenPrompt, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         return {
             "model": server.model,
-            "token_ids": list(prompt_ids),
+            "token_ids": prompt.ids,
             "output_mode": "text",
             "sampling_params": _sampling_body(sampling, max_tokens),
         }
@@ -85,6 +93,29 @@ class _Generate:
                 retryable=True,
             )
         return replace(completion, spans=spans)
+
+
+class _GenerateSeeing(_Generate):
+    """The same with pictures. The answer proves, by the ids that the model saw, that it saw the prompt as it is kept."""
+
+    def __init__(self, prompt: TokenPrompt, pictures: Mapping[str, Picture], picture_id: int, *, is_labelled: bool) -> None:
+        super().__init__(is_labelled=is_labelled)
+        self._prompt, self._pictures, self._picture_id = prompt, pictures, picture_id
+        self._is_proven = False
+
+    def body(self, server: ServerAddress, prompt: TokenPrompt, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        sent = {
+            "token_ids": collapsed(prompt, self._picture_id),
+            "content_parts": content_parts(prompt, self._pictures),
+            "return_token_ids": True,
+        }
+        return super().body(server, prompt, sampling, max_tokens) | sent
+
+    def completion(self, answer: dict[str, Any], latency: float) -> Completion:
+        if not self._is_proven:  # of a stream, only the first chunk tells it
+            check_seen(answer.get("prompt_token_ids"), self._prompt)
+            self._is_proven = True
+        return super().completion(answer, latency)
 
 
 def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +141,7 @@ class Streamed:
             return None
         choice = first_choice(chunk)
         ended = choice.get("finish_reason") is not None
-        part = self._wire.completion(chunk if ended else {"choices": [{**choice, "finish_reason": "stop"}]}, 0.0)
+        part = self._wire.completion(chunk if ended else {**chunk, "choices": [{**choice, "finish_reason": "stop"}]}, 0.0)
         if ended:
             self._end = part
         # A chunk may carry no ids (the last one, or text that was held back), and then it leaves out no logprob either.

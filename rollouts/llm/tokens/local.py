@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from rollouts.llm.errors import ModelError
-from rollouts.llm.messages import refuse_media
+from rollouts.llm.messages import refuse_media, refuse_pictures
 from rollouts.llm.tokens.chat import ChatTemplate
 from rollouts.llm.tokens.files import DEFAULT, TOOL_USE, TokenizerFilesError, read_files
 from rollouts.llm.turns import Tools
@@ -58,6 +58,7 @@ class LocalTokenizer:
     ) -> str:
         """The text of a prompt. Raises `ModelError` of status 400 when the template refuses the messages."""
         refuse_media(messages)
+        refuse_pictures(messages, "only a server knows how many ids it becomes")
         if reserved := _RESERVED & (template_kwargs or {}).keys():
             raise ModelError(f"chat_template_kwargs may not set {min(reserved)!r}", retryable=False, status=400)
         template = self._templates[TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT]

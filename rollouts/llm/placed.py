@@ -1,0 +1,97 @@
+"""Pictures among ids: where a server's render puts them, how they are sent, and the proof that the model saw what is stored.
+
+A server expands a picture to as many ids as its size asks for. The expanded ids are what is kept; on the way to the server each
+picture's range shrinks to one id, the server's `picture_id`, which it expands again. docs/adr/0004-token-fidelity.md has the
+reasons.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollouts.llm.answers import token_list
+from rollouts.llm.errors import ModelError
+from rollouts.llm.messages import data_url
+from rollouts.llm.types import PlacedPicture, TokenPrompt
+from sandboxes.protocol import Picture
+
+_SHA_256 = re.compile(r"[0-9a-f]{64}")
+
+
+def rendered(answer: dict[str, Any], pictures: Sequence[Picture]) -> TokenPrompt:
+    """The prompt of an answer of `/v1/chat/completions/render` to messages with these pictures, in their order.
+
+    Raises `ModelError` when the answer does not give each picture a range of its own.
+    """
+    ids = token_list(answer, "token_ids")
+    try:
+        ranges = answer["features"]["mm_placeholders"]["image"]
+        placed = tuple(
+            PlacedPicture(int(place["offset"]), int(place["length"]), picture.digest)
+            for place, picture in zip(ranges, pictures, strict=True)
+        )
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ModelError(f"the rendered prompt does not tell where its pictures are ({len(pictures)})", retryable=True) from exc
+    if problem := misplaced(placed, len(ids)):
+        raise ModelError(f"the rendered prompt has a wrong place for a picture: {problem}", retryable=True)
+    return TokenPrompt(ids, placed)
+
+
+def misplaced(placed: Sequence[PlacedPicture], length: int) -> str:
+    """What is wrong with these places among `length` ids; empty when nothing is."""
+    end = 0
+    for place in placed:
+        if place.length < 1 or place.offset < end or place.offset + place.length > length:
+            return f"{place.length} ids from {place.offset} on, of {length}, where the picture before ends at {end}"
+        if not _SHA_256.fullmatch(place.digest):
+            return f"{place.digest!r} is no SHA-256"
+        end = place.offset + place.length
+    return ""
+
+
+def collapsed(prompt: TokenPrompt, picture_id: int) -> list[int]:
+    """The ids with one `picture_id` in place of each picture's range."""
+    ids: list[int] = []
+    for text in _between_pictures(prompt):
+        ids += [*text, picture_id]
+    return ids[:-1]
+
+
+def expands_alike(prompt: TokenPrompt, picture_id: int | None) -> bool:
+    """Whether a server can find the pictures' ids in what is sent: the first ones of `picture_id` are those that it expands.
+
+    False when one that means nothing stands before a picture. Models may sample it, and texts may have it written out.
+    """
+    *before, _ = _between_pictures(prompt)
+    return not any(picture_id in ids for ids in before)
+
+
+def content_parts(prompt: TokenPrompt, pictures: Mapping[str, Picture]) -> list[dict[str, str]]:
+    """The pictures of a prompt in their order, as `/inference/v1/generate` takes them."""
+    return [{"type": "image_url", "url": data_url(pictures[place.digest])} for place in prompt.placed]
+
+
+def check_seen(seen: Any, prompt: TokenPrompt) -> None:
+    """Raise `ModelError` unless `seen`, the ids that the server says the model has seen, are those of the prompt."""
+    if seen == prompt.ids:
+        return
+    if not isinstance(seen, list):
+        raise ModelError("the server does not tell which ids the model saw in place of the pictures", retryable=True)
+    shorter = min(len(seen), len(prompt.ids))
+    first = next((at for at in range(shorter) if seen[at] != prompt.ids[at]), shorter)
+    raise ModelError(
+        f"the server expanded the pictures to other ids than were rendered: the model saw {len(seen)} ids and not "
+        f"{len(prompt.ids)}, and they differ from index {first} on",
+        retryable=True,
+    )
+
+
+def _between_pictures(prompt: TokenPrompt) -> Iterator[list[int]]:
+    """The ids before the first picture, between each two, and after the last."""
+    end = 0
+    for place in prompt.placed:
+        yield prompt.ids[end : place.offset]
+        end = place.offset + place.length
+    yield prompt.ids[end:]
