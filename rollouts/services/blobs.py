@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.files.base import ContentFile
@@ -26,7 +26,7 @@ from django.db.models import Exists, ForeignObjectRel, OuterRef, QuerySet
 from django.utils import timezone
 
 from rollouts.engine.errors import StoreFailed
-from rollouts.engine.records import RunOutcome, ToolCallRecord
+from rollouts.engine.records import MessageRecord, RunOutcome, ToolCallRecord, TurnRecord
 from rollouts.engine.tools import cut_middle
 from rollouts.models import Blob, blob_storage
 
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 SHARDS = "0123456789abcdef"
 
 _OUR_NAME = re.compile(r"[0-9a-f]{64}\.")
+
+_WithPictures = TypeVar("_WithPictures", MessageRecord, ToolCallRecord)
 
 _EXCERPT_CHARS = 8000
 _BATCH = 200
@@ -103,9 +105,19 @@ def offload_tool_output(call: ToolCallRecord) -> ToolCallRecord:
     return dataclasses.replace(call, output=cut_middle(output, _EXCERPT_CHARS)[0], output_blob=put(output.encode()))
 
 
-def offload_pictures(call: ToolCallRecord) -> ToolCallRecord:
-    """The same call, with its pictures stored as blobs."""
-    return dataclasses.replace(call, picture_blobs=tuple(put(picture.data) for picture in call.pictures))
+def offload_pictures(record: TurnRecord) -> TurnRecord:
+    """The same turn, with the pictures of its messages and tool calls stored as blobs: what a model is shown is often both."""
+    stored: dict[str, str] = {}
+
+    def with_blobs(part: _WithPictures) -> _WithPictures:
+        for picture in part.pictures:
+            if picture.digest not in stored:
+                stored[picture.digest] = put(picture.data)
+        return dataclasses.replace(part, picture_blobs=tuple(stored[picture.digest] for picture in part.pictures))
+
+    return dataclasses.replace(
+        record, messages=list(map(with_blobs, record.messages)), tool_calls=list(map(with_blobs, record.tool_calls))
+    )
 
 
 def artefacts_are_large(outcome: RunOutcome) -> bool:

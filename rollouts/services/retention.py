@@ -22,6 +22,7 @@ from django.utils import timezone
 from rollouts.models import (
     IdempotentResponse,
     Message,
+    MessagePicture,
     ModelCall,
     Project,
     Rescoring,
@@ -152,7 +153,7 @@ _TRAJECTORIES = _OfRollouts(
     "trajectories",
     "keep_trajectories_days",
     "trajectory_pruned_at",
-    (Message, ModelCall, ToolCall, ToolPicture),
+    (Message, MessagePicture, ModelCall, ToolCall, ToolPicture),
     {"artefacts": {}, "artefacts_blob": None},
 )
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from rollouts.engine.errors import StoreFailed
-from rollouts.engine.records import RunOutcome, ToolCallRecord, TurnRecord
+from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.models import BlobUnreadable
 from rollouts.services import blobs
 
@@ -15,17 +15,12 @@ from .database import Database
 
 async def without_large_outputs(database: Database, record: TurnRecord) -> TurnRecord:
     """The record as it is to be stored. Raises `StoreFailed` when the blob storage takes nothing for too long."""
-    if not any(call.pictures or blobs.is_large(call.output) for call in record.tool_calls):
-        return record
-    return dataclasses.replace(record, tool_calls=[await _offloaded(database, call) for call in record.tool_calls])
-
-
-async def _offloaded(database: Database, call: ToolCallRecord) -> ToolCallRecord:
-    if blobs.is_large(call.output):
-        call = await database.insist(blobs.offload_tool_output, call)
-    if call.pictures:
-        call = await database.insist(blobs.offload_pictures, call)
-    return call
+    if any(blobs.is_large(call.output) for call in record.tool_calls):
+        calls = [await database.insist(blobs.offload_tool_output, call) for call in record.tool_calls]
+        record = dataclasses.replace(record, tool_calls=calls)
+    if any(part.pictures for part in (*record.messages, *record.tool_calls)):
+        record = await database.insist(blobs.offload_pictures, record)
+    return record
 
 
 async def without_large_artefacts(database: Database, outcome: RunOutcome) -> RunOutcome:
