@@ -10,7 +10,7 @@ from django.db.models import F, Func, IntegerField, QuerySet
 from django.db.models.functions import Coalesce
 
 from rollouts.engine.tools import ToolResult, render_result
-from rollouts.models import Message, ModelCall, Reward, Rollout, ToolCall, ToolPicture
+from rollouts.models import Message, MessagePicture, ModelCall, Reward, Rollout, ToolCall, ToolPicture
 
 _TOKEN_BYTES = 4
 
@@ -23,13 +23,31 @@ class _TokenCount(Func):
     output_field = IntegerField()
 
 
+class Said(NamedTuple):
+    """A message with its pictures."""
+
+    message: Message
+    pictures: list[MessagePicture]
+
+
 @dataclass
 class ToolStep:
-    """A tool call with what it displayed. `seen` is what the model was told, when that is not all of it."""
+    """A tool call with the pictures that it displayed.
+
+    `seen` is what the model was told, when that is not all of it, and `seen_pictures` are those that it was shown.
+    """
 
     call: ToolCall
     seen: str = ""
-    pictures: list[ToolPicture] = field(default_factory=list)
+    displayed: list[ToolPicture] = field(default_factory=list)
+    seen_pictures: list[MessagePicture] = field(default_factory=list)
+
+    @property
+    def pictures(self) -> list[tuple[ToolPicture | MessagePicture, bool]]:
+        """Each picture once, with whether the model saw it."""
+        displayed, seen = ({picture.blob_id for picture in some} for some in (self.displayed, self.seen_pictures))
+        only_seen = [picture for picture in self.seen_pictures if picture.blob_id not in displayed]
+        return [(picture, picture.blob_id in seen) for picture in [*self.displayed, *only_seen]]
 
     @property
     def failed(self) -> bool:
@@ -40,13 +58,17 @@ class ToolStep:
 
 @dataclass
 class Turn:
-    """One model call with what led to it (`messages`, also earlier replies that an agent brings along) and its `tools`."""
+    """One model call with what led to it (`messages`, also earlier replies that an agent brings along) and its `tools`.
+
+    `unasked` are messages that came after the reply and answer none of its tool calls.
+    """
 
     number: int
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Said] = field(default_factory=list)
     reply: str = ""
     call: ModelCall | None = None
     tools: list[ToolStep] = field(default_factory=list)
+    unasked: list[Said] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
@@ -69,23 +91,27 @@ def calls_of(rollout: Rollout, attempt: int) -> QuerySet[ModelCall]:
 
 
 def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
-    """The turns of the newest attempt that come after turn `after`, in four queries."""
+    """The turns of the newest attempt that come after turn `after`, in five queries."""
     found: dict[int, Turn] = {}
-    said: dict[int, list[Message]] = defaultdict(list)
-    answers: dict[int, list[str]] = {}  # what the model was told of its tool calls, in their order
+    said: dict[int, list[Said]] = defaultdict(list)
+    answers: dict[int, list[Said]] = {}  # what the model was told of its tool calls, in their order
 
     def at(number: int) -> Turn:
         return found.setdefault(number, Turn(number))
 
-    scope = {"rollout": rollout, "attempt": rollout.attempt, "turn__gt": after}
+    newest = {"rollout": rollout, "attempt": rollout.attempt}
+    scope = {**newest, "turn__gt": after}
+    shown: dict[int, list[MessagePicture]] = defaultdict(list)
+    for shown_picture in MessagePicture.objects.filter(**newest):
+        shown[shown_picture.message].append(shown_picture)
     for message in Message.objects.filter(**scope).order_by("index"):
-        said[message.turn].append(message)
+        said[message.turn].append(Said(message, shown[message.index]))
     for number, messages in said.items():
         # An agent may put words into the model's mouth before it asks: its own are the last.
-        reply = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
+        reply = max((place for place, one in enumerate(messages) if one.message.role == "assistant"), default=len(messages))
         at(number).messages = messages[:reply]
-        at(number).reply = "".join(message.content for message in messages[reply : reply + 1])
-        answers[number] = [message.content for message in messages[reply + 1 :]]
+        at(number).reply = "".join(one.message.content for one in messages[reply : reply + 1])
+        answers[number] = messages[reply + 1 :]
     for call in calls_of(rollout, rollout.attempt).filter(turn__gt=after):
         turn = at(call.turn)
         turn.call = call
@@ -94,10 +120,13 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
     for picture in ToolPicture.objects.filter(**scope):
         pictures[picture.turn, picture.call].append(picture)
     for tool_call in ToolCall.objects.filter(**scope).order_by("turn", "index"):
-        at(tool_call.turn).tools.append(ToolStep(tool_call, pictures=pictures[tool_call.turn, tool_call.index]))
+        at(tool_call.turn).tools.append(ToolStep(tool_call, displayed=pictures[tool_call.turn, tool_call.index]))
     for turn in found.values():
-        for step, answer in zip(turn.tools, answers.get(turn.number, []), strict=False):
-            step.seen = "" if answer == _expected_answer(step.call) else answer
+        told = answers.get(turn.number, [])
+        for step, answer in zip(turn.tools, told, strict=False):
+            step.seen = "" if answer.message.content == _expected_answer(step.call) else answer.message.content
+            step.seen_pictures = answer.pictures
+        turn.unasked = told[len(turn.tools) :]
     return [found[number] for number in sorted(found)]
 
 

@@ -16,7 +16,7 @@ from rollouts.selectors.dashboard import Tally
 from rollouts.selectors.run_summary import Solved, StageSeconds
 from rollouts.selectors.server_rows import Figure
 from rollouts.selectors.timeline import Turn
-from rollouts.web import text, versions
+from rollouts.web import pictures, text, versions
 from rollouts.web.calls import shown_call
 
 register = template.Library()
@@ -284,6 +284,12 @@ def json_string(value: str) -> str:
 def state(value: str) -> dict[str, str]:
     """A rollout's state by icon and word."""
     return {"state": value}
+
+
+@register.inclusion_tag("web/rollout/picture.html")
+def picture(shown: pictures.AnyPicture) -> dict[str, Any]:
+    """A picture as a thumbnail that opens whole, or as a file to save."""
+    return {"picture": shown, "address": pictures.address_of(shown), "name": pictures.name_of(shown)}
 
 
 @register.inclusion_tag("web/parts/bar.html")

@@ -39,6 +39,11 @@ urlpatterns = [
         downloads.tool_picture,
         name="rollout-tool-picture",
     ),
+    path(
+        "rollouts/<uuid:rollout_id>/messages/<int:message>/pictures/<int:picture>",
+        downloads.message_picture,
+        name="rollout-message-picture",
+    ),
     path("queue/", queue.detail, name="queue"),
     path("queue/live/", queue.live, name="queue-live"),
     path("policies/", policies.listing, name="policies"),

@@ -1,6 +1,6 @@
 """Files made of a rollout. They may be large, and what lies in the blob storage is read here and on no page.
 
-What programs in a sandbox made is hostile. The browser is to save it, except for pictures that can only be pictures.
+What agents and programs in a sandbox made is hostile. The browser is to save it, except for pictures that can only be pictures.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
 
+from rollouts.llm.pictures import type_of
 from rollouts.models import BlobUnreadable, Rollout
+from rollouts.models.trajectory import StoredPicture
 from rollouts.selectors.dashboard import rollouts_of
-from rollouts.selectors.storage import picture_of, tool_call_of, whole_output
+from rollouts.selectors.storage import message_picture_of, picture_of, tool_call_of, whole_output
 from rollouts.web.access import visible_or_404, visible_projects
 from rollouts.web.document import rollout_document
 
 logger = logging.getLogger(__name__)
-
-# How the data of a picture that may be shown begins.
-_SHOWN = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def _download(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -67,15 +66,24 @@ def tool_output(rollout: Rollout, turn: int, index: int) -> HttpResponse:
 
 @_download
 def tool_picture(rollout: Rollout, turn: int, index: int, picture: int) -> HttpResponse:
-    """A picture that a tool call of the newest attempt displayed, by its data's type and not by what the sandbox calls it."""
-    found = picture_of(rollout, turn, index, picture)
+    """A picture that a tool call of the newest attempt displayed."""
+    return _picture(picture_of(rollout, turn, index, picture))
+
+
+@_download
+def message_picture(rollout: Rollout, message: int, picture: int) -> HttpResponse:
+    """A picture in a message of the newest attempt."""
+    return _picture(message_picture_of(rollout, message, picture))
+
+
+def _picture(found: StoredPicture | None) -> HttpResponse:
+    """The picture by its data's type, and not by what those who brought it call it."""
     if found is None:
         raise Http404
     data = found.blob.content()
-    mime = next((mime for start, mime in _SHOWN.items() if data.startswith(start)), None)
+    mime = type_of(data)
     response = HttpResponse(data, content_type=mime or "application/octet-stream")
     response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
     if mime is None:
-        name = f"picture-{rollout.pk}-{turn}-{index}-{picture}"
-        response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        response.headers["Content-Disposition"] = f'attachment; filename="picture-{found.blob_id[:12]}"'
     return response
