@@ -13,13 +13,15 @@ from pydantic import ValidationError
 from rollouts.engine.budget import Budget
 from rollouts.engine.errors import AttemptSuperseded, EnvironmentFailed, StoreFailed, describe
 from rollouts.engine.records import Recorder, TurnRecord
-from rollouts.engine.tools import Tool, ToolResult, render_result, signature
+from rollouts.engine.tools import PictureChooser, Tool, ToolResult, none_shown, render_result, signature
 from rollouts.engine.turn import TurnDraft
 from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ContextOverflow
+from rollouts.llm.pictures import picture_message
 from rollouts.llm.toolcalls import ParsedReply, parse_reply
 from rollouts.llm.types import ChatMessage, ToolCallRequest
+from sandboxes.protocol import Picture
 
 logger = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ class AgentSettings:
     max_malformed: int = 3  # turns in a row of which no call could be carried out
     tool_result_role: Literal["tool", "user"] = "tool"  # some chat templates know no "tool"
     max_result_chars: int = 8000  # of a tool's output as shown to the model
+    max_result_pictures: int = 4  # of those a tool displayed, as shown to a model that sees
 
 
 class Agent:
@@ -58,6 +61,7 @@ class Agent:
         self._settings = settings
         self._recorder = recorder
         self._budget = budget
+        self._pictures = PictureChooser(settings.max_result_pictures)
         self._malformed_in_a_row = 0
         self.final_text = ""  # the last reply so far, without its tool calls and reasoning
 
@@ -118,7 +122,7 @@ class Agent:
             draft.start_call(request)
             result, valid = await self._call(request)
             draft.end_call(result)
-            self._tell(draft, render_result(result, max_chars=self._settings.max_result_chars), name=request.name)
+            await self._show(draft, result, name=request.name)
             if result.limit_exceeded:
                 return _ended(Cause.SANDBOX_LIMIT, f"{result.limit_exceeded}: a call of {request.name} exceeded it")
             carried_out = carried_out or valid
@@ -150,8 +154,16 @@ class Agent:
                 raise
             raise EnvironmentFailed(f"the tool {tool.name} ignored its time limit of {limit:g} s", retryable=True) from exc
 
-    def _tell(self, draft: TurnDraft, text: str, *, name: str = "") -> None:
-        message: ChatMessage = {"role": self._settings.tool_result_role, "content": text}
+    async def _show(self, draft: TurnDraft, result: ToolResult, *, name: str) -> None:
+        """Tell the model what came of a call. If another server is asked in the end, that one has to see as well."""
+        choice = none_shown(result.pictures)
+        if self._conversation.takes_pictures:
+            choice = await self._pictures.choose(result.pictures, self._conversation.can_show)
+        text = render_result(result, max_chars=self._settings.max_result_chars, more_notes=choice.notes)
+        self._tell(draft, text, *choice.shown, name=name)
+
+    def _tell(self, draft: TurnDraft, text: str, *pictures: Picture, name: str = "") -> None:
+        message = picture_message(text, *pictures, role=self._settings.tool_result_role)
         self._conversation.append(message)
         draft.add_message(message, name=name)
 

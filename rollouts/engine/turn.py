@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rollouts.engine.records import MessageRecord, ToolCallRecord, TurnRecord
 from rollouts.engine.tools import ToolResult
+from rollouts.llm.messages import numbered_pictures
 from rollouts.llm.types import ChatMessage, ModelCallRecord, ToolCallRequest
 
 _CUT_SHORT = "the rollout ended before the call returned"
@@ -25,7 +26,8 @@ class TurnDraft:
 
     def add_message(self, message: ChatMessage, *, name: str = "") -> None:
         index = self.first_message + len(self.messages)
-        self.messages.append(MessageRecord(index, self.turn, message["role"], message["content"], name))
+        pictures = tuple(picture for _, picture in numbered_pictures([message]))
+        self.messages.append(MessageRecord(index, self.turn, message["role"], message["content"], name, pictures))
 
     def start_call(self, request: ToolCallRequest) -> None:
         self._pending = (request, time.time())

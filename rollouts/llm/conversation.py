@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import structlog
+
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
+from rollouts.llm.errors import ModelError
+from rollouts.llm.pictures import picture_message
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask, sample
 from rollouts.llm.segment_ids import SegmentIds
-from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause, TokenPrompt
+from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCause, ServerAddress, TokenPrompt
+from sandboxes.protocol import Picture
+
+logger = structlog.get_logger(__name__)
 
 
 class Conversation:
@@ -48,6 +55,15 @@ class Conversation:
     def _length(self) -> int:
         """Of the newest segment, in ids."""
         return self._segments.length(len(self._segments) - 1) if len(self._segments) else 0
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the server of the next call does."""
+        return self._route.server.picture_id is not None
+
+    async def can_show(self, picture: Picture) -> bool:
+        """Whether a server can show this picture to its model: some are broken, and every model has its own bounds."""
+        return await ask(self._route, lambda server: self._can_show(server, picture))
 
     def append(self, *messages: ChatMessage) -> None:
         """Add messages for the next `sample` to send."""
@@ -93,6 +109,17 @@ class Conversation:
         if self._last_id is None:
             return SegmentCause.NO_IDS
         return SegmentCause.CUT if self._was_cut else SegmentCause.TEMPLATE
+
+    async def _can_show(self, server: ServerAddress, picture: Picture) -> bool:
+        try:
+            await self._client.render(server, [picture_message("", picture)], add_generation_prompt=False)
+        except ModelError as error:
+            # vLLM answers 400 to a picture that it cannot read, and 500 to some that it does not want to.
+            if error.status not in (400, 500):
+                raise
+            logger.info("a picture is not shown", server=server.server_id, why=str(error))
+            return False
+        return True
 
     async def _continuation(self) -> TokenPrompt | None:
         """What to append to the current segment, or None when a new segment must start."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from typing import Literal
 
 import imagesize
 
+from rollouts.llm.types import ChatMessage
 from sandboxes.protocol import Picture
 
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
@@ -35,3 +37,11 @@ def picture_of(data: bytes) -> Picture:
     if width * height > MAX_PIXELS:
         raise ValueError(f"the picture has {width} x {height} pixels, and at most {MAX_PIXELS} are shown; make it smaller")
     return Picture(mime, data)
+
+
+def picture_message(text: str, *pictures: Picture, role: Literal["user", "tool"] = "user") -> ChatMessage:
+    """A text and the pictures that come after it; without pictures, a message of text."""
+    if not pictures:
+        return {"role": role, "content": text}
+    shown = ({"type": "picture", "picture": picture} for picture in pictures)
+    return {"role": role, "content": text, "parts": [{"type": "text", "text": text}, *shown]}

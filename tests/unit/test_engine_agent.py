@@ -267,7 +267,8 @@ async def test_what_a_tool_says_and_shows_is_recorded(stage: Stage) -> None:
 
     [recorded] = stage.recording.turns[0].tool_calls
     assert (recorded.note, recorded.running, recorded.pictures) == ("still running", True, (picture,))
-    assert ("tool", "1\n[still running]") in stage.messages
+    told = "1\n[still running]\n[pictures displayed, kept but not shown here: 1 image/png]"
+    assert ("tool", told) in stage.messages
 
 
 async def test_the_model_sees_the_ends_of_long_output_and_how_much_was_cut(stage: Stage) -> None:

@@ -6,6 +6,7 @@ from rollouts.engine.tools.base import Signature, Tool, ToolArguments, ToolResul
 from rollouts.engine.tools.bash import BashArguments, BashTool
 from rollouts.engine.tools.edit import EditArguments, EditTool
 from rollouts.engine.tools.offer import describe_tools
+from rollouts.engine.tools.pictures import PictureChooser, none_shown
 from rollouts.engine.tools.python import PythonArguments, PythonTool
 from rollouts.engine.tools.results import cut_middle, render_result
 
@@ -14,6 +15,7 @@ __all__ = [
     "BashTool",
     "EditArguments",
     "EditTool",
+    "PictureChooser",
     "PythonArguments",
     "PythonTool",
     "Signature",
@@ -22,6 +24,7 @@ __all__ = [
     "ToolResult",
     "cut_middle",
     "describe_tools",
+    "none_shown",
     "render_result",
     "signature",
 ]

@@ -28,7 +28,7 @@ class ToolResult:
     note: str = ""
     running: bool = False  # the command goes on, and `note` says how to go on with it
     limit_exceeded: str = ""
-    pictures: tuple[Picture, ...] = ()  # kept with the call; a model of text is only told of them
+    pictures: tuple[Picture, ...] = ()  # kept with the call; a model that sees is shown the first ones
 
 
 class ToolArguments(BaseModel):

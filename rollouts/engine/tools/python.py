@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from rollouts.engine.tools.base import ToolArguments, ToolResult
-from sandboxes.protocol import PythonResult, Session
+from sandboxes.protocol import Session
+
+_ENDED = "the interpreter ended; the next code runs in a new one, without what was defined"
 
 
 class PythonArguments(ToolArguments):
@@ -47,17 +48,7 @@ class PythonTool:
             "\n".join(parts),
             timed_out=result.timed_out,
             truncated_bytes=result.truncated_bytes,
-            note="; ".join(_notes(result)),
+            note=_ENDED if result.restarted else "",
             limit_exceeded=result.limit_exceeded,
             pictures=result.pictures,
         )
-
-
-def _notes(result: PythonResult) -> list[str]:
-    notes = []
-    if result.restarted:
-        notes.append("the interpreter ended; the next code runs in a new one, without what was defined")
-    if result.pictures:
-        kinds = ", ".join(f"{n} {mime}" for mime, n in Counter(picture.mime for picture in result.pictures).items())
-        notes.append(f"pictures displayed, kept but not shown here: {kinds}")
-    return notes

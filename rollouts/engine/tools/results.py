@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollouts.engine.tools.base import ToolResult
 
 
-def render_result(result: ToolResult, *, max_chars: int) -> str:
+def render_result(result: ToolResult, *, max_chars: int, more_notes: Sequence[str] = ()) -> str:
     """A tool's result as the model reads it: at most `max_chars` characters of output, then what the output does not say."""
     output, cut = cut_middle(result.output.rstrip("\n"), max_chars)
     notes = []
@@ -23,6 +25,7 @@ def render_result(result: ToolResult, *, max_chars: int) -> str:
         notes.append(f"[{cut} characters cut from the middle]")
     if result.truncated_bytes:
         notes.append(f"[{result.truncated_bytes} bytes had been cut from the middle before]")
+    notes += [f"[{note}]" for note in more_notes]
     return "\n".join(filter(None, [output, *notes])) or "[no output]"
 
 
