@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rollouts.llm.scripted.messages import parse_calls
 from rollouts.llm.scripted.probabilities import Probabilities
-from rollouts.llm.scripted.sequences import Choice, Request
+from rollouts.llm.scripted.sequences import Choice, Given, Request
 
 Json = dict[str, Any]
 
@@ -60,6 +60,12 @@ class Dialect(Protocol):
         ...
 
 
+def placeholders(given: Given) -> Json | None:
+    """Where the pictures are; None where there is none."""
+    places = [{"offset": place.offset, "length": place.length} for place in given.places]
+    return {"image": places} if places else None
+
+
 class _Writer:
     prefix = ""
 
@@ -88,7 +94,7 @@ class _Writer:
     def _prompt_logprobs(self) -> list[Json | None] | None:
         if self._wanted.prompt_logprobs is None:
             return None
-        return self._probabilities.of_prompt(self._request.prompt_ids, self._wanted.prompt_logprobs)
+        return self._probabilities.of_prompt(self._request, self._wanted.prompt_logprobs)
 
 
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
@@ -181,7 +187,7 @@ class Generate(_Writer):
     def answer(self, parts: list[Part]) -> Json:
         head = {"request_id": self._id, "model": self._request.model, "created": int(time.time())}
         more: Json = {"prompt_logprobs": self._prompt_logprobs(), "prompt_token_id_logprobs": None}
-        more |= {"prompt_token_ids": self._prompt_ids(), "mm_placeholders": None}
+        more |= {"prompt_token_ids": self._prompt_ids(), "mm_placeholders": self._places()}
         choices = [self._choice(part) for part in parts]
         return head | {"usage": self._whole_usage()} | more | _UNUSED | {"output_mode": self._mode, "choices": choices}
 
@@ -189,10 +195,15 @@ class Generate(_Writer):
         chunk: Json = {"request_id": self._id, "usage": None, "output_mode": self._mode, "choices": [self._choice(part)]}
         if part.first and self._wanted.token_ids:
             chunk["prompt_token_ids"] = self._request.prompt_ids
+            if places := self._places():
+                chunk["mm_placeholders"] = places
         yield chunk
 
     def usage(self) -> Json:
         return {"request_id": self._id, "usage": self._count(), "output_mode": self._mode, "choices": []}
+
+    def _places(self) -> Json | None:
+        return placeholders(self._request.given) if self._wanted.token_ids else None
 
     @property
     def _mode(self) -> str:

@@ -11,11 +11,13 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from rollouts.llm.scripted.errors import BadRequest
+from rollouts.llm.scripted.messages import Conversation
+from rollouts.llm.scripted.pictures import expand, load
 from rollouts.llm.scripted.script import Reply, Request, Script, decide
-from rollouts.llm.scripted.sequences import Plan
+from rollouts.llm.scripted.sequences import Given, Plan
 from rollouts.llm.scripted.template import Template, parse_prompt
 from rollouts.llm.scripted.tokenizer import Tokenizer
-from rollouts.llm.types import ChatMessage
 
 
 class Switches(BaseModel):
@@ -29,6 +31,7 @@ class Switches(BaseModel):
     delay: float | None = None  # seconds before the first token, instead of the server's own
     healthy: bool = True  # what /health says
     broken: bool = False  # every generation fails, as with a dead engine behind a front end that answers
+    expand_otherwise: bool = False  # a picture becomes other ids when sampled from than the renders tell
     fail_reload: bool = False  # new weights cannot be loaded
     reload_seconds: float = 0.0  # how long loading takes
     omit_token_ids: bool = False
@@ -49,33 +52,57 @@ class Backend:
     """The model that is none.
 
     Equal prompts get varying but reproducible replies: the seed, the prompt and how often it came before decide. A prompt that
-    ends in the middle of a reply is continued, where that reply is the beginning of the one that it would get.
+    ends in the middle of a reply is continued, where that reply is the beginning of the one that it would get. It is called
+    `model`, and sees when `pictures`.
     """
 
-    def __init__(self, script: Script, tokenizer: Tokenizer, template: Template, seed: int) -> None:
+    def __init__(
+        self, script: Script, tokenizer: Tokenizer, template: Template, seed: int, *, model: str, pictures: bool
+    ) -> None:
         self.script = script
         self.tokenizer = tokenizer
         self.template = template
         self._seed = seed
+        self._model = model
+        self._sees = pictures
         self._seen: Counter[int] = Counter()
 
-    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> list[int]:
+    def render(self, conversation: Conversation, add_generation_prompt: bool) -> Given:
         """Messages to ids."""
-        return self.tokenizer.encode(self.template(messages, add_generation_prompt))
+        text = self.template(conversation.messages, add_generation_prompt)
+        return self.given(self.tokenizer.encode(text), conversation.pictures)
+
+    def known_ids(self, value: object) -> list[int]:
+        """Raises `BadRequest` for anything but ids of this tokenizer."""
+        if not isinstance(value, list) or not all(type(token) is int for token in value):
+            raise BadRequest("expected a list of token ids")
+        for token in value:
+            if not 0 <= token < self.tokenizer.size:
+                raise BadRequest(f"Token id {token} is out of vocabulary")
+        return value
+
+    def given(self, ids: list[int], pictures: Sequence[str], *, otherwise: bool = False) -> Given:
+        """What the model gets when these ids and URLs of pictures are sent. Raises `BadRequest`."""
+        if not pictures:
+            return Given(ids)
+        if not self._sees:
+            raise BadRequest(f"{self._model} is not a multimodal model")
+        return expand(self.tokenizer, ids, [load(url) for url in pictures], otherwise=otherwise)
 
     def decide(
-        self, prompt_ids: Sequence[int], temperature: float, seed: int | None, index: int, weights: str
+        self, given: Given, temperature: float, seed: int | None, index: int, weights: str
     ) -> tuple[Reply, random.Random]:
         """What to answer as choice number `index`. At temperature 0, or with a seed, a prompt always gets the same replies."""
-        prompt = parse_prompt(self.tokenizer.decode(prompt_ids, skip_special=False))
-        fingerprint = zlib.crc32(prompt.text.encode())
+        pictures = [place.data for place in given.places]
+        prompt = parse_prompt(self.tokenizer.decode(given.text_ids(), skip_special=False))
+        fingerprint = zlib.crc32(prompt.text.encode(), zlib.crc32(b"".join(pictures)))
         if not prompt.begun:
             self._seen[fingerprint] += 1
         occurrence = max(0, self._seen[fingerprint] - 1)
         luck = f"seed {seed} {index}" if seed is not None else str(occurrence if temperature else 0)
         rng = random.Random(f"{self._seed} {fingerprint} {luck}")  # noqa: S311
         turn = 1 + sum(message["role"] == "assistant" for message in prompt.messages)
-        reply = decide(Request(prompt.messages, turn, rng, weights), self.script, occurrence)
+        reply = decide(Request(prompt.messages, turn, rng, weights, pictures), self.script, occurrence)
         if prompt.begun and reply.text.startswith(prompt.begun):
             reply = replace(reply, text=reply.text[len(prompt.begun) :])
         return reply, rng

@@ -67,7 +67,7 @@ class Engine:
 
         `delay` is how long the first token takes, in seconds.
         """
-        self.cache.look_up(request.prompt_ids)
+        self.cache.look_up(request.seen)
         await request.let_pass(delay)
         everything = not (step_by_step or self.token_delay)
         while not request.ended:
@@ -82,7 +82,7 @@ class Engine:
                 yield
             if self.token_delay and not request.ended:
                 await request.let_pass(self.token_delay)
-        self.cache.store(request.all_ids())
+        self.cache.store(request.seen_and_sampled())
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns once the mode's promise holds: nothing is sampled any more."""

@@ -24,7 +24,7 @@ from rollouts.llm.scripted.messages import read_messages
 from rollouts.llm.scripted.probabilities import Probabilities
 from rollouts.llm.scripted.reading import Asked, json_body, read_chat, read_completion, read_generate
 from rollouts.llm.scripted.script import Reply
-from rollouts.llm.scripted.sequences import Choice, Request
+from rollouts.llm.scripted.sequences import Choice, Given, Request
 
 Writer = type[Completions] | type[ChatCompletions] | type[Generate]
 
@@ -65,47 +65,40 @@ class GenerationRoutes:
             web.post("/inference/v1/generate", self._generate),
         ]
 
-    def known_ids(self, value: object) -> list[int]:
-        """Raises `BadRequest` for anything but ids of this tokenizer."""
-        if not isinstance(value, list) or not all(type(token) is int for token in value):
-            raise BadRequest("expected a list of token ids")
-        for token in value:
-            if not 0 <= token < self._backend.tokenizer.size:
-                raise BadRequest(f"Token id {token} is out of vocabulary")
-        return value
-
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         asked = read_completion(await json_body(http))
         prompt = asked.prompt
         if not prompt:
             message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
             raise BadRequest(message, param="prompt")
-        ids = self._backend.tokenizer.encode(prompt) if isinstance(prompt, str) else self.known_ids(prompt)
-        return await self._sample(http, asked, ids, Completions)
+        ids = self._backend.tokenizer.encode(prompt) if isinstance(prompt, str) else self._backend.known_ids(prompt)
+        return await self._sample(http, asked, Given(ids), Completions)
 
     async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
         body = await json_body(http)
-        ids = self._backend.render(read_messages(body), True)
-        return await self._sample(http, read_chat(body, ids), ids, ChatCompletions)
+        given = self._backend.render(read_messages(body), True)
+        return await self._sample(http, read_chat(body), given, ChatCompletions)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         asked = read_generate(await json_body(http))
-        return await self._sample(http, asked, self.known_ids(asked.prompt), Generate)
+        ids = self._backend.known_ids(asked.prompt)
+        given = self._backend.given(ids, asked.pictures, otherwise=self._switches().expand_otherwise)
+        return await self._sample(http, asked, given, Generate)
 
-    async def _sample(self, http: web.Request, asked: Asked, ids: list[int], writer: Writer) -> web.StreamResponse:
+    async def _sample(self, http: web.Request, asked: Asked, given: Given, writer: Writer) -> web.StreamResponse:
         model = asked.model or self._model
         if model != self._model and model not in self._engine.adapters:
             aliases = ", ".join([self._model, *self._engine.adapters])
             raise BadRequest(f"The model `{model}` does not exist. Valid aliases: {aliases}.", param="model", status=404)
-        room = self._max_model_len - len(ids)
-        check_context(len(ids), room if asked.max_tokens is None else asked.max_tokens, self._max_model_len)
+        room = self._max_model_len - len(given.ids)
+        check_context(len(given.ids), room if asked.max_tokens is None else asked.max_tokens, self._max_model_len)
         max_tokens = room if asked.max_tokens is None else min(asked.max_tokens, room)
-        request = Request(model, ids)
+        request = Request(model, given)
         self.counts.running += 1
         try:
             answer = await self._answer(http, asked, request, max_tokens, writer)
             self.counts.finished += 1
-            self.counts.prompt_tokens += len(ids)
+            self.counts.prompt_tokens += len(given.ids)
             self.counts.generated_tokens += request.sampled_count
             return answer
         except asyncio.CancelledError:
@@ -141,7 +134,7 @@ class GenerationRoutes:
         """Plan every choice; how the first one is answered goes for all."""
         replies = []
         for index in range(asked.n):
-            reply, rng = self._backend.decide(request.prompt_ids, asked.temperature, asked.seed, index, self._engine.label)
+            reply, rng = self._backend.decide(request.given, asked.temperature, asked.seed, index, self._engine.label)
             request.add(self._backend.plan(reply, rng, asked.limits(max_tokens), self._switches().flaw))
             replies.append(reply)
         return replies[0]

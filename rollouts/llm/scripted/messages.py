@@ -6,24 +6,33 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollouts.llm.scripted.errors import BadRequest
+from rollouts.llm.scripted.tokenizer import PICTURE
 from rollouts.llm.types import ChatMessage
 
 _TOOLS = "# Tools\n\nYou may call these functions:\n<tools>\n{}\n</tools>\n\nCall one with <tool_call>{{...}}</tool_call>."
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-def read_messages(body: dict[str, Any]) -> list[ChatMessage]:
+class Conversation(NamedTuple):
+    """Messages in which `<picture>` stands for each of the pictures, and the URLs of these."""
+
+    messages: list[ChatMessage]
+    pictures: list[str]
+
+
+def read_messages(body: dict[str, Any]) -> Conversation:
     """The messages of a request, with its `tools` in the system message."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise BadRequest("messages must be a list of objects with a role", param="messages")
     if not messages:
         raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    plain = [ChatMessage(role=message["role"], content=_content(message)) for message in messages]
-    return _with_tools(plain, body.get("tools") or ())
+    pictures: list[str] = []
+    plain = [ChatMessage(role=message["role"], content=_content(message, pictures)) for message in messages]
+    return Conversation(_with_tools(plain, body.get("tools") or ()), pictures)
 
 
 def parse_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -39,10 +48,10 @@ def parse_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     return (_CALL.sub("", text).strip(), calls) if calls else (text, [])
 
 
-def _content(message: dict[str, Any]) -> str:
+def _content(message: dict[str, Any], pictures: list[str]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        content = "".join(_part(part, pictures) for part in content if isinstance(part, dict))
     text = str(content or "")
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         text = f"<think>\n{reasoning}\n</think>\n\n{text}"
@@ -53,6 +62,15 @@ def _content(message: dict[str, Any]) -> str:
         text += f"{chr(10) if text else ''}<tool_call>\n"
         text += f'{{"name": {json.dumps(function["name"])}, "arguments": {written}}}\n</tool_call>'
     return text
+
+
+def _part(part: dict[str, Any], pictures: list[str]) -> str:
+    """Its text; a picture is noted in `pictures`."""
+    if part.get("type") != "image_url":
+        return str(part.get("text", ""))
+    source = part.get("image_url")
+    pictures.append(str(source.get("url") if isinstance(source, dict) else source))
+    return PICTURE
 
 
 def _with_tools(messages: list[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from rollouts.llm.scripted.sequences import Choice, fingerprint, logprob
+from rollouts.llm.scripted.sequences import Choice, Request, fingerprint, logprob
 from rollouts.llm.scripted.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -49,11 +49,11 @@ class Probabilities:
             entries = [{"token_id": token, "logprob": value, "rank": 1} for token, value in pairs]
             yield entries[0] | {"top_logprobs": entries}
 
-    def of_prompt(self, prompt_ids: Sequence[int], alternatives: int) -> list[Json | None]:
+    def of_prompt(self, request: Request, alternatives: int) -> list[Json | None]:
         """For each id, itself and others by id; None for the first, which nothing comes before."""
         found: list[Json | None] = [None]
-        before = fingerprint(prompt_ids[:1])
-        for token in prompt_ids[1:]:
+        before = fingerprint(request.seen[:1])
+        for token, seen in zip(request.prompt_ids[1:], request.seen[1:], strict=True):
             candidates = [token, *((token + step) % self._tokenizer.size for step in range(1, alternatives + 1))]
             found.append(
                 {
@@ -65,7 +65,7 @@ class Probabilities:
                     for candidate in candidates
                 }
             )
-            before = fingerprint([token], before)
+            before = fingerprint([seen], before)
         return found
 
     def _others(self, choice: Choice, number: int, count: int) -> Iterator[tuple[int, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ class Asked:
     skip_special: bool
     stream: bool
     wanted: Wanted
+    pictures: Sequence[str] = ()  # URLs
 
     def limits(self, max_tokens: int) -> Limits:
         return Limits(max_tokens, self.stop, self.include_stop, self.skip_special)
@@ -41,13 +43,13 @@ def read_completion(body: Json) -> Asked:
     return _asked(body, body, body.get("prompt"), _number(body, "max_tokens", 16), wanted)
 
 
-def read_chat(body: Json, prompt: list[int]) -> Asked:
-    """Of `/v1/chat/completions`, rendered to `prompt`."""
+def read_chat(body: Json) -> Asked:
+    """Of `/v1/chat/completions`, whose messages are read apart (`read_messages`)."""
     logprobs = _number(body, "top_logprobs", 0) if body.get("logprobs") else None
     tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     wanted = _wanted(body, logprobs, tools=tools)
     limit = _number(body, "max_completion_tokens", None) or _number(body, "max_tokens", None)
-    return _asked(body, body, prompt, limit, wanted)
+    return _asked(body, body, None, limit, wanted)
 
 
 def read_generate(body: Json) -> Asked:
@@ -57,7 +59,9 @@ def read_generate(body: Json) -> Asked:
         raise BadRequest("1 validation error: sampling_params: Field required", param="body.sampling_params")
     wanted = _wanted(body | {"prompt_logprobs": sampling.get("prompt_logprobs")}, sampling.get("logprobs"))
     wanted = replace(wanted, text=body.get("output_mode") == "text")
-    return _asked(body, sampling, body.get("token_ids"), _number(sampling, "max_tokens", None), wanted)
+    parts = [part for part in body.get("content_parts") or () if isinstance(part, dict) and part.get("type") == "image_url"]
+    asked = _asked(body, sampling, body.get("token_ids"), _number(sampling, "max_tokens", None), wanted)
+    return replace(asked, pictures=[str(part.get("url")) for part in parts])
 
 
 async def json_body(request: web.Request) -> Json:

@@ -15,13 +15,14 @@ class Request:
     """What a script sees.
 
     `turn` counts from 1; `rng` is seeded by the server's seed, the prompt and how often it came; `weights` is what the server
-    calls its weights.
+    calls its weights; `pictures` are the data of those in the messages.
     """
 
     messages: Sequence[ChatMessage]
     turn: int
     rng: random.Random
     weights: str = "default"
+    pictures: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,34 @@ class WeightSpan(NamedTuple):
     end: int
 
 
+class Place(NamedTuple):
+    """The model sees the picture with this data in place of the `length` ids from `offset`."""
+
+    offset: int
+    length: int
+    data: bytes
+
+
+class Given(NamedTuple):
+    """A prompt as the model gets it: ids, and the pictures among them."""
+
+    ids: list[int]
+    places: tuple[Place, ...] = ()
+
+    def seen(self) -> list[int]:
+        """What replies depend on: where a picture begins, its data instead of the id."""
+        seen = list(self.ids)
+        for place in self.places:
+            seen[place.offset] = -1 - zlib.crc32(place.data)
+        return seen
+
+    def text_ids(self) -> list[int]:
+        """The ids that are not a picture's."""
+        ends = [0, *(place.offset + place.length for place in self.places)]
+        starts = [*(place.offset for place in self.places), len(self.ids)]
+        return [token for end, start in zip(ends, starts, strict=True) for token in self.ids[end:start]]
+
+
 def fingerprint(ids: Sequence[int], before: int = 0) -> int:
     """Of ids that come after those which `before` is the fingerprint of."""
     return zlib.crc32(array("q", ids).tobytes(), before)
@@ -90,16 +118,21 @@ class Choice:
 class Request:
     """One request: `choices` are sampled side by side, a token of each at a time."""
 
-    def __init__(self, model: str, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, model: str, given: Given) -> None:
         self.model = model
-        self.prompt_ids = list(prompt_ids)
+        self.given = given
+        self.seen = given.seen()
         self.choices: list[Choice] = []
         self.aborted = False
         self._woken = asyncio.Event()
 
     def add(self, plan: Plan) -> None:
         """One more choice."""
-        self.choices.append(Choice(len(self.choices), plan, fingerprint(self.prompt_ids)))
+        self.choices.append(Choice(len(self.choices), plan, fingerprint(self.seen)))
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.given.ids
 
     @property
     def ended(self) -> bool:
@@ -109,9 +142,9 @@ class Request:
     def sampled_count(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
 
-    def all_ids(self) -> list[int]:
+    def seen_and_sampled(self) -> list[int]:
         """The prompt and the first reply."""
-        return self.prompt_ids + self.choices[0].token_ids
+        return self.seen + self.choices[0].token_ids
 
     def step(self, weights: str, label: str, *, everything: bool) -> None:
         """Sample the next token of every choice, or all tokens."""

@@ -15,8 +15,8 @@ from rollouts.llm.scripted.control import ControlRoutes
 from rollouts.llm.scripted.engine import Engine
 from rollouts.llm.scripted.errors import BadRequest, HangUp, error_response
 from rollouts.llm.scripted.generating import GenerationRoutes
-from rollouts.llm.scripted.messages import read_messages
 from rollouts.llm.scripted.reading import json_body
+from rollouts.llm.scripted.rendering import RenderRoutes
 from rollouts.llm.scripted.script import Script, echo
 from rollouts.llm.scripted.template import Template, chatml
 from rollouts.llm.scripted.tokenizer import ScriptedTokenizer, Tokenizer
@@ -32,8 +32,9 @@ class ScriptedServer:
     `delay` is in seconds before the first token of each generation, `token_delay` before each other one. `max_running`
     requests are sampled at once, the others wait; `cache_blocks` is the size of the simulated prefix cache, in blocks of 16
     ids. Paths in `without` are not there, as on a server that offers less. `running`, `finished` and `aborted` count generation
-    requests; an aborted one is one whose client went away. `rendered` counts chat renders. With an `api_key`, everything under
-    /v1 and /inference wants it as a bearer token.
+    requests; an aborted one is one whose client went away. `rendered` counts chat renders. With `pictures` the model sees, as
+    `rollouts.llm.scripted.pictures` says; to a `tokenizer` given here `<picture>` and `<frame>` must then be one id each. With
+    an `api_key`, everything under /v1 and /inference wants it as a bearer token.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ScriptedServer:
         max_running: int = 1024,
         cache_blocks: int = 4096,
         seed: int = 0,
+        pictures: bool = False,
         api_key: str = "",
         without: Collection[str] = (),
         host: str = "127.0.0.1",
@@ -58,16 +60,20 @@ class ScriptedServer:
         self.model = model
         self.max_model_len = max_model_len
         self.switches = Switches()
-        self.rendered = 0
-        self._backend = Backend(script, tokenizer or ScriptedTokenizer(), template, seed)
+        backend = Backend(script, tokenizer or ScriptedTokenizer(), template, seed, model=model, pictures=pictures)
         self._engine = Engine(max_running=max_running, token_delay=token_delay, cache=BlockCache(cache_blocks))
         self._generation = GenerationRoutes(
-            self._backend, self._engine, lambda: self.switches, model=model, max_model_len=max_model_len, delay=delay
+            backend, self._engine, lambda: self.switches, model=model, max_model_len=max_model_len, delay=delay
         )
+        self._rendering = RenderRoutes(backend, max_model_len)
         self._api_key = api_key
         self._without = frozenset(without)
         self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
+
+    @property
+    def rendered(self) -> int:
+        return self._rendering.rendered
 
     @property
     def running(self) -> int:
@@ -88,7 +94,7 @@ class ScriptedServer:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         control = ControlRoutes(self._engine, lambda: self.switches)
-        routes = [*self._routes(), *self._generation.routes(), *control.routes()]
+        routes = [*self._routes(), *self._rendering.routes(), *self._generation.routes(), *control.routes()]
         app.add_routes([route for route in routes if route.path not in self._without])
         # Handler cancellation is what lets an aborted request be seen as one.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -125,8 +131,6 @@ class ScriptedServer:
             web.get("/load", self._load),
             web.get("/metrics", self._metrics),
             web.get("/v1/models", self._models),
-            web.post("/tokenize", self._tokenize),
-            web.post("/detokenize", self._detokenize),
             web.get("/control", self._show_control),
             web.post("/control", self._control),
         ]
@@ -176,21 +180,6 @@ class ScriptedServer:
         served += [{"id": name, "root": path, "parent": self.model} for name, path in self._engine.adapters.items()]
         shared = {"object": "model", "owned_by": "vllm", "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [model | shared for model in served]})
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await json_body(request)
-        if "messages" in body:
-            self.rendered += 1
-            ids = self._backend.render(read_messages(body), bool(body.get("add_generation_prompt", True)))
-        else:
-            ids = self._backend.tokenizer.encode(str(body.get("prompt", "")))
-        texts = [self._backend.tokenizer.decode([token], skip_special=False) for token in ids]
-        answer = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids}
-        return web.json_response(answer | {"token_strs": texts if body.get("return_token_strs") else None})
-
-    async def _detokenize(self, request: web.Request) -> web.Response:
-        ids = self._generation.known_ids((await json_body(request)).get("tokens"))
-        return web.json_response({"prompt": self._backend.tokenizer.decode(ids, skip_special=False)})
 
     async def _show_control(self, request: web.Request) -> web.Response:
         counts = {"running": self.running, "finished": self.finished, "aborted": self.aborted}

@@ -13,7 +13,9 @@ from functools import cache
 from typing import Protocol
 
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PICTURE, FRAME = "<picture>", "<frame>"
 _SPECIALS = (END_OF_TEXT, START_OF_TURN, END_OF_TURN)
+_OF_PICTURES = (PICTURE, FRAME)
 
 _PIECES = """
 th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro ic ne ea
@@ -43,15 +45,15 @@ class Tokenizer(Protocol):
 
 
 class ScriptedTokenizer:
-    """Ids 0 to 255 are bytes, then come the special tokens, then pieces with and without a space before them."""
+    """Ids 0 to 255 are bytes, then come special tokens, pieces with and without a space before them, and those of pictures."""
 
     def __init__(self) -> None:
         pieces = (
             {f"{n:02}" for n in range(100)} | {space + piece for piece in _PIECES.split() for space in ("", " ")} | {"\n\n"}
         )
         self._texts = [bytes([value]) for value in range(256)]
-        self._texts += [text.encode() for text in (*_SPECIALS, *sorted(pieces))]
-        self._special_ids = {special: 256 + number for number, special in enumerate(_SPECIALS)}
+        self._texts += [text.encode() for text in (*_SPECIALS, *sorted(pieces), *_OF_PICTURES)]
+        self._special_ids = {special: self._texts.index(special.encode()) for special in (*_SPECIALS, *_OF_PICTURES)}
         special_ids = self._special_ids.values()
         self._ids = {text: number for number, text in enumerate(self._texts) if number not in special_ids}
         self._longest = max(map(len, self._ids))
@@ -61,7 +63,7 @@ class ScriptedTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, _SPECIALS))})", text):
+        for part in re.split(f"({'|'.join(map(re.escape, self._special_ids))})", text):
             if part in self._special_ids:
                 ids.append(self._special_ids[part])
             else:
