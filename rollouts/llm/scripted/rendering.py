@@ -15,10 +15,29 @@ from rollouts.llm.scripted.messages import read_messages
 from rollouts.llm.scripted.reading import json_body, read_chat
 from rollouts.llm.scripted.sequences import Given
 
-_UNUSED = ("token_offsets", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids")
-_UNUSED += ("stream_options", "cache_salt", "kv_transfer_params", "ec_transfer_params")
-_SAMPLING = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "min_p": 0.0}
-_SAMPLING |= {"stop_token_ids": [], "bad_words": [], "output_kind": 2, "skip_clone": True, "skip_reading_prefix_cache": False}
+_SAMPLING: dict[str, Any] = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "output_kind": 2,
+    "skip_clone": True,
+    "skip_reading_prefix_cache": False,
+}
+_UNUSED = (
+    "token_offsets",
+    "content_parts",
+    "reasoning_ended",
+    "reasoning_parser_kwargs",
+    "return_token_ids",
+    "stream_options",
+    "cache_salt",
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
 
 
 class RenderRoutes:
