@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--model", default="scripted", help="the served model's name")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pictures", action="store_true", help="the model sees")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent ends or closes our stdin pipe")
     arguments = parser.parse_args()
     script: Script = echo if arguments.script == "echo" else solver(arguments.accuracy)
@@ -41,6 +42,7 @@ def main() -> None:
         token_delay=arguments.token_delay,
         max_running=arguments.max_running,
         seed=arguments.seed,
+        pictures=arguments.pictures,
         api_key=os.environ.get("SCRIPTED_API_KEY", ""),
         host=arguments.host,
         port=arguments.port,

@@ -15,6 +15,12 @@ from rollouts.llm.scripted.tokenizer import FRAME, PICTURE, Tokenizer
 _UNREADABLE = "Failed to load image: cannot identify image file <_io.BytesIO object>"
 
 
+def picture_id(tokenizer: Tokenizer) -> int:
+    """The id that stands for one picture until the server expands it."""
+    (token,) = tokenizer.encode(PICTURE)
+    return token
+
+
 def load(url: str) -> bytes:
     """A picture's data, out of its data: URL. Raises `BadRequest`: nothing is fetched."""
     head, comma, data = url.partition(",")
@@ -34,7 +40,7 @@ def expand(tokenizer: Tokenizer, ids: Sequence[int], pictures: Sequence[bytes], 
 
     With `otherwise` a picture becomes one id more. Raises `BadRequest` when there is no id for a picture.
     """
-    (stands_for_one,), (frame,) = tokenizer.encode(PICTURE), tokenizer.encode(FRAME)
+    stands_for_one, (frame,) = picture_id(tokenizer), tokenizer.encode(FRAME)
     given: list[int] = []
     places: list[Place] = []
     for token in ids:

@@ -15,6 +15,7 @@ from rollouts.llm.scripted.control import ControlRoutes
 from rollouts.llm.scripted.engine import Engine
 from rollouts.llm.scripted.errors import BadRequest, HangUp, error_response
 from rollouts.llm.scripted.generating import GenerationRoutes
+from rollouts.llm.scripted.pictures import picture_id
 from rollouts.llm.scripted.reading import json_body
 from rollouts.llm.scripted.rendering import RenderRoutes
 from rollouts.llm.scripted.script import Script, echo
@@ -60,7 +61,9 @@ class ScriptedServer:
         self.model = model
         self.max_model_len = max_model_len
         self.switches = Switches()
-        backend = Backend(script, tokenizer or ScriptedTokenizer(), template, seed, model=model, pictures=pictures)
+        tokenizer = tokenizer or ScriptedTokenizer()
+        self.picture_id = picture_id(tokenizer) if pictures else None
+        backend = Backend(script, tokenizer, template, seed, model=model, pictures=pictures)
         self._engine = Engine(max_running=max_running, token_delay=token_delay, cache=BlockCache(cache_blocks))
         self._generation = GenerationRoutes(
             backend, self._engine, lambda: self.switches, model=model, max_model_len=max_model_len, delay=delay
@@ -122,6 +125,7 @@ class ScriptedServer:
             server_id="scripted",
             api_key=self._api_key,
             features=frozenset(features),
+            picture_id=self.picture_id,
         )
 
     def _routes(self) -> list[web.RouteDef]:
