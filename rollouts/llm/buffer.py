@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from rollouts.lifecycle import Fidelity
+from rollouts.llm.placed import misplaced
 from rollouts.llm.segment_ids import badge, check_place
-from rollouts.llm.types import ModelCallRecord
+from rollouts.llm.types import ModelCallRecord, PlacedPicture
 
 NOT_SAMPLED = -1  # in place of a policy version
 
@@ -23,17 +24,19 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Segment:
-    """One append-only sequence. All lists have one entry for each id.
+    """One append-only sequence. All lists but `placed` have one entry for each id.
 
     `mask` is 1 on sampled ids and 0 elsewhere. `logprobs` holds 0.0 where the mask is 0; it is None as a whole as soon as one
-    sampled id has no logprob. `versions` says which policy version sampled an id, -1 where the mask is 0. `can_go_on` is False
-    when its last reply has no ids: what follows them is not known.
+    sampled id has no logprob. `versions` says which policy version sampled an id, -1 where the mask is 0. `placed` are the
+    pictures that the model saw in place of ids; those are never sampled. `can_go_on` is False when its last reply has no ids:
+    what follows them is not known.
     """
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    placed: list[PlacedPicture] = field(default_factory=list)
     can_go_on: bool = True
 
 
@@ -66,6 +69,7 @@ class TokenBuffer:
         if call.segment == len(self.segments):
             self.segments.append(Segment())
         segment = self.segments[call.segment]
+        segment.placed += [place.moved(len(segment.ids)) for place in call.placed]
         segment.ids += call.context_ids + call.sampled_ids
         segment.mask += [0] * len(call.context_ids) + [1] * len(call.sampled_ids)
         segment.versions += [NOT_SAMPLED] * len(call.context_ids)
@@ -118,6 +122,8 @@ def _check_call(call: ModelCallRecord, *, opens: bool) -> None:
         raise ValueError(f"turn {turn} adds nothing to its prompt")
     if min(call.context_ids) < 0 or min(sampled, default=0) < 0:
         raise ValueError(f"turn {turn} has a negative id")
+    if problem := misplaced(call.placed, len(call.context_ids)):
+        raise ValueError(f"turn {turn} has a wrong place for a picture: {problem}")
     if call.logprobs is not None:
         _check_logprobs(turn, call.logprobs, len(sampled))
     if call.opened_by and not opens:

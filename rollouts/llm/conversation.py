@@ -7,7 +7,9 @@ import structlog
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ModelError
+from rollouts.llm.messages import pictures_in
 from rollouts.llm.pictures import picture_message
+from rollouts.llm.placed import expands_alike
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask, sample
 from rollouts.llm.segment_ids import SegmentIds
@@ -52,6 +54,11 @@ class Conversation:
         return max(0, self._route.server.max_model_len - self._length)
 
     @property
+    def _so_far(self) -> TokenPrompt:
+        """The newest segment, of which there must be one."""
+        return self._segments.first(len(self._segments) - 1, self._length)
+
+    @property
     def _length(self) -> int:
         """Of the newest segment, in ids."""
         return self._segments.length(len(self._segments) - 1) if len(self._segments) else 0
@@ -83,8 +90,15 @@ class Conversation:
             prompt, segment = context, len(self._segments)
         else:
             segment = len(self._segments) - 1
-            prompt = self._segments.first(segment, self._length).followed_by(context)
-        sampled = await sample(self._client, self._route, prompt, self._sampling, timeout=self._call_timeout)
+            prompt = self._so_far.followed_by(context)
+        sampled = await sample(
+            self._client,
+            self._route,
+            prompt,
+            self._sampling,
+            timeout=self._call_timeout,
+            pictures=pictures_in(self.messages),
+        )
         completion = sampled.completion
         begins = segment == len(self._segments)
         record = sampled.record(
@@ -126,4 +140,8 @@ class Conversation:
         if self._last_id is None:
             return None
         last_id, history, new = self._last_id, self.messages[: self._answered], self.messages[self._answered :]
-        return await ask(self._route, lambda server: self._client.turns.continuation(server, last_id, history, new))
+        context = await ask(self._route, lambda server: self._client.turns.continuation(server, last_id, history, new))
+        if context is not None and context.placed:
+            whole = self._so_far.followed_by(context)
+            return context if expands_alike(whole, self._route.server.picture_id) else None
+        return context

@@ -1,4 +1,4 @@
-"""The ids of an agent's segments and nothing else, for as long as the agent may go on from them."""
+"""The ids of an agent's segments and the places of pictures among them, for as long as the agent may go on from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 
 from rollouts.lifecycle import Fidelity
-from rollouts.llm.types import ModelCallRecord, TokenPrompt
+from rollouts.llm.types import ModelCallRecord, PlacedPicture, TokenPrompt
 
 
 class SegmentIds:
@@ -14,6 +14,7 @@ class SegmentIds:
 
     def __init__(self) -> None:
         self._ids: list[array[int]] = []
+        self._placed: list[list[PlacedPicture]] = []
         self._can_go_on: list[bool] = []
         self._text_only = False
 
@@ -31,15 +32,16 @@ class SegmentIds:
         return len(self._ids[segment])
 
     def first(self, segment: int, length: int) -> TokenPrompt:
-        """Its first `length` ids."""
-        return TokenPrompt(self._ids[segment][:length].tolist())
+        """Its first `length` ids, which end where a call's do."""
+        placed = tuple(place for place in self._placed[segment] if place.offset < length)
+        return TokenPrompt(self._ids[segment][:length].tolist(), placed)
 
     def extended_by(self, ids: array[int]) -> list[int]:
-        """The segments that `ids` begin with and go on from."""
+        """The segments that `ids` begin with and go on from. Of those with pictures none: ids alone do not send them again."""
         return [
             number
-            for number, (known, can_go_on) in enumerate(zip(self._ids, self._can_go_on, strict=True))
-            if can_go_on and len(known) < len(ids) and known == ids[: len(known)]
+            for number, (known, placed, can_go_on) in enumerate(zip(self._ids, self._placed, self._can_go_on, strict=True))
+            if can_go_on and not placed and len(known) < len(ids) and known == ids[: len(known)]
         ]
 
     def add(self, call: ModelCallRecord) -> None:
@@ -47,7 +49,9 @@ class SegmentIds:
         check_place(call, len(self._ids), self._can_go_on.__getitem__)
         if call.segment == len(self._ids):
             self._ids.append(array("i"))
+            self._placed.append([])
             self._can_go_on.append(True)
+        self._placed[call.segment] += [place.moved(len(self._ids[call.segment])) for place in call.placed]
         self._ids[call.segment].extend(call.context_ids)
         self._ids[call.segment].extend(call.sampled_ids)
         self._can_go_on[call.segment] = bool(call.sampled_ids)

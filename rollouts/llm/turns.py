@@ -80,15 +80,17 @@ class _Template:
         inputs = json.dumps([self._tools, self._kwargs]).encode()
         self.key = (server.url, server.model, server.tokenizer, hashlib.blake2b(inputs, digest_size=16).digest())
 
-    async def ids(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = False) -> list[int]:
-        rendered = await self._render(
+    async def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> TokenPrompt:
+        return await self._render(
             self._server,
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=self._tools,
             template_kwargs=self._kwargs,
         )
-        return rendered.ids
+
+    async def ids(self, fixed: Sequence[ChatMessage]) -> list[int]:
+        return (await self.render(fixed, add_generation_prompt=False)).ids
 
 
 class TurnRenderer:
@@ -109,7 +111,7 @@ class TurnRenderer:
         tools: Tools | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenPrompt | None:
-        """The ids that follow a sampled reply ending in `last_id`, up to and including the next generation prompt.
+        """What follows a sampled reply ending in `last_id`, up to and including the next generation prompt.
 
         `history` is what went before, the reply last. `tools` and `template_kwargs` are those of the prompt before it.
 
@@ -123,18 +125,18 @@ class TurnRenderer:
         try:
             head, longer = await asyncio.gather(
                 self._head(template, style, calls),
-                template.ids([*_fixed(style.message("y"), calls), *new], add_generation_prompt=True),
+                template.render([*_fixed(style.message("y"), calls), *new], add_generation_prompt=True),
             )
-            if head and longer[: len(head)] != head:
+            if head and longer.ids[: len(head)] != head:
                 # The template may only have changed since (a date in its system prompt, a restarted server).
                 head = await self._head(template, style, calls, fresh=True)
         except ModelError as error:
             if error.status == 400:
                 return None
             raise
-        if not head or head[-1] != last_id or longer[: len(head)] != head:
+        if not head or head[-1] != last_id or longer.ids[: len(head)] != head:
             return None
-        return TokenPrompt(longer[len(head) :]) if len(longer) > len(head) else None
+        return longer.since(len(head)) if len(longer.ids) > len(head) else None
 
     async def shows_tools(
         self, server: ServerAddress, tools: Tools, *, template_kwargs: Mapping[str, Any] | None = None

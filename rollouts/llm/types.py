@@ -65,6 +65,10 @@ class PlacedPicture(NamedTuple):
     length: int
     digest: str
 
+    def moved(self, by: int) -> PlacedPicture:
+        """The same with `by` more ids before it."""
+        return self._replace(offset=self.offset + by)
+
 
 class TokenPrompt(NamedTuple):
     """Ids to sample from, or to put after others. `placed` are in the order of their offsets, which count from the first id."""
@@ -74,8 +78,11 @@ class TokenPrompt(NamedTuple):
 
     def followed_by(self, more: TokenPrompt) -> TokenPrompt:
         """Both, one after the other."""
-        moved = (place._replace(offset=place.offset + len(self.ids)) for place in more.placed)
-        return TokenPrompt(self.ids + more.ids, (*self.placed, *moved))
+        return TokenPrompt(self.ids + more.ids, (*self.placed, *(place.moved(len(self.ids)) for place in more.placed)))
+
+    def since(self, start: int) -> TokenPrompt:
+        """What comes after the first `start` ids, among which no picture may stand."""
+        return TokenPrompt(self.ids[start:], tuple(place.moved(-start) for place in self.placed))
 
 
 NOTHING = TokenPrompt([])
@@ -164,13 +171,13 @@ class ModelCallRecord:
     parent_segment: int | None = None
     dialect: str = ""  # how an agent asked for it through the gateway; empty for the shipped loop
 
+    conversation_key: str = ""  # by which the gateway finds what goes on from here (`rollouts.gateway.branches`)
+    placed: tuple[PlacedPicture, ...] = ()  # pictures among `context_ids`
+
     @property
     def spans(self) -> tuple[VersionSpan, ...]:
         """Which weights sampled which of `sampled_ids`."""
         return self.version_spans or (VersionSpan(self.policy_version, len(self.sampled_ids)),)
-
-    conversation_key: str = ""  # by which the gateway finds what goes on from here (`rollouts.gateway.branches`)
-    placed: tuple[PlacedPicture, ...] = ()  # pictures among `context_ids`
 
 
 @dataclass(frozen=True)
