@@ -34,14 +34,16 @@ class VllmServer:
         port: int | None = None,
         max_model_len: int = 4096,
         threads: int | None = None,
+        cache_gib: int = 2,
     ) -> None:
         """`max_model_len` in tokens, prompt and answer together. A free port is taken unless `port` is given.
 
-        `threads` compute; None: one for each processor, up to 8.
+        `threads` compute; None: one for each processor, up to 8. `cache_gib` of memory keep what was computed of sequences.
         """
         self._home = home
         self._model = model
         self._threads = threads or min(os.cpu_count() or 1, 8)
+        self._cache_gib = cache_gib
         self._port = port or free_port()
         self._max_model_len = max_model_len
         self._process: LeashedProcess | None = None
@@ -60,7 +62,7 @@ class VllmServer:
         return Service(
             name="vllm",
             command=self._command(),
-            env=server_environment(self._home, self._threads),
+            env=server_environment(self._home, self._threads, self._cache_gib),
             ready=self.is_ready,
             ready_seconds=START_SECONDS,
             stop_order=50,
@@ -125,7 +127,7 @@ class VllmServer:
         return [self._home.python, self._home.venv / "bin" / "vllm", "serve", self._model, *pairs, *switches]
 
 
-def server_environment(home: VllmHome, threads: int) -> dict[str, str]:
+def server_environment(home: VllmHome, threads: int, cache_gib: int) -> dict[str, str]:
     """What vLLM reads from its environment."""
     library_path = [str(home.libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
@@ -133,7 +135,7 @@ def server_environment(home: VllmHome, threads: int) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(library_path),
         "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",  # the sampler would be compiled at the first request, with a g++ that may not be there
-        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB; the default is half of the memory
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),  # the default is half of the memory
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume, /collective_rpc: how new weights are loaded

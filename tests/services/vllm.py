@@ -1,4 +1,4 @@
-"""A real vLLM with a tiny random model, one for the whole test run, and other weights for it."""
+"""Real vLLMs with tiny random models: one for the whole test run, with other weights for it, and one that sees."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def start_tiny_vllm() -> VllmServer:
     home = VllmHome(CLONE)
     # One thread: several wait for each other at every step, and on a busy machine for a long time.
     server = VllmServer(home, home.prepare_tiny(print), max_model_len=2048, threads=1)
+    server.start()
+    return server
+
+
+def start_tiny_vision_vllm() -> VllmServer:
+    """Like `start_tiny_vllm`, for the tests of one file: whoever starts it stops it."""
+    home = VllmHome(CLONE)
+    server = VllmServer(home, home.prepare_tiny_vision(print), max_model_len=2048, threads=1, cache_gib=1)
     server.start()
     return server
 
