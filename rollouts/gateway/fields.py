@@ -98,6 +98,13 @@ class Fields:
         value = self._values.get(name)
         return None if value is None else Fields(value, self.place(name))
 
+    def required(self, name: str) -> Fields:
+        """An object that must be there."""
+        found = self.object(name)
+        if found is None:
+            raise self.refuse(name, "is required")
+        return found
+
     def items(self, name: str) -> list[Any]:
         """A list; empty where nothing is."""
         value = self._values.get(name)

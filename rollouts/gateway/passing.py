@@ -10,6 +10,7 @@ from rollouts.gateway.replies import CallOut, Told
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.errors import ModelError
+from rollouts.llm.messages import content_as_sent
 from rollouts.llm.types import ChatMessage, Completion, FinishReason, Sampling, ServerAddress
 
 _FINISH_REASONS: dict[Any, FinishReason] = {"length": "length", "content_filter": "content_filter"}
@@ -56,7 +57,9 @@ def read_chat(answer: dict[str, Any], request: ModelRequest, latency: float) -> 
 
 
 def _as_sent(message: ChatMessage) -> dict[str, Any]:
-    sent: dict[str, Any] = {name: message[name] for name in ("role", "content", "tool_call_id") if name in message}
+    sent: dict[str, Any] = {"role": message["role"], "content": content_as_sent(message)}
+    if "tool_call_id" in message:
+        sent["tool_call_id"] = message["tool_call_id"]
     if calls := message.get("tool_calls"):
         sent["tool_calls"] = [{**call, "function": _function(call["function"])} for call in calls]
     return sent

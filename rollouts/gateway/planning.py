@@ -12,6 +12,7 @@ from rollouts.gateway.passing import takes_messages_only
 from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
+from rollouts.llm.messages import pictures_in
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask
 from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
@@ -137,6 +138,7 @@ class Planner:
         plan.context = plan.prompt if plan.segment is None else context
 
     async def _render(self, request: ModelRequest, tools: Tools | None) -> TokenPrompt:
+        self._refuse_unseen(request, request.messages)
         messages = request.messages if tools else in_words(request.messages, request.tools)
         return await ask(
             self._route, lambda server: self._client.render(server, messages, add_generation_prompt=True, tools=tools)
@@ -149,6 +151,7 @@ class Planner:
         if last_id is None:
             return None
         new: Sequence[ChatMessage] = request.messages[answered:]
+        self._refuse_unseen(request, new)
         reply: ChatMessage = {"role": "assistant", "content": point.reasoned}
         if tools:
             reply["tool_calls"] = request.messages[answered - 1].get("tool_calls", [])
@@ -157,6 +160,11 @@ class Planner:
         return await ask(
             self._route, lambda server: self._client.turns.continuation(server, last_id, [reply], new, tools=tools)
         )
+
+    def _refuse_unseen(self, request: ModelRequest, messages: Sequence[ChatMessage]) -> None:
+        """Before they are rendered: what a server says of a picture that its model cannot see names no field."""
+        if self._route.server.picture_id is None and pictures_in(messages):
+            raise refuse(request.pictures_at or "messages", "the session's model takes no pictures; send text only")
 
     async def _shown_tools(self, request: ModelRequest) -> Tools | None:
         if not request.tools:

@@ -10,6 +10,7 @@ from typing import Any
 from rollouts.engine.records import MessageRecord, ToolCallRecord
 from rollouts.gateway.branches import Point
 from rollouts.gateway.replies import CallOut
+from rollouts.llm.messages import numbered_pictures
 from rollouts.llm.types import ChatMessage
 
 
@@ -25,6 +26,7 @@ def message_records(
             role=message["role"],
             content=_as_text(message),
             name=message.get("name") or names.get(message.get("tool_call_id", ""), ""),
+            pictures=tuple(picture for _, picture in numbered_pictures([message])),
         )
         for number, message in enumerate(messages)
     ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
+from rollouts.llm.messages import numbered_pictures
 from rollouts.llm.types import ChatMessage
 
-CHARACTERS = 32_000_000  # of all of them; what they have in common counts each time
+CHARACTERS = 32_000_000  # of all of them, and bytes of pictures; what they have in common counts each time
 _MESSAGE_CHARACTERS = 300  # what a message takes besides its text
 
 
@@ -21,6 +22,7 @@ class RememberedConversations(Mapping[str, Sequence[ChatMessage]]):
     def add(self, name: str, messages: Sequence[ChatMessage]) -> None:
         """Keep it, and forget the oldest ones where that is too much; the newest stays in any case."""
         size = sum(len(message["content"]) + _MESSAGE_CHARACTERS for message in messages)
+        size += sum(len(picture.data) for _, picture in numbered_pictures(messages))
         self._known[name] = messages, size
         self._size += size
         while self._size > CHARACTERS and len(self._known) > 1:

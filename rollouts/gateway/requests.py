@@ -73,6 +73,7 @@ class ModelRequest:
     include_usage: bool = False
     logprobs: bool = False
     remember: tuple[ChatMessage, ...] | None = None
+    pictures_at: str = ""  # the field of its first picture; empty where it brings none
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property

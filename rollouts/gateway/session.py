@@ -22,6 +22,7 @@ from rollouts.gateway.texts import Telling, take_apart
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.messages import pictures_in
 from rollouts.llm.replies import REASONING_START
 from rollouts.llm.reply import merged
 from rollouts.llm.route import Route
@@ -182,7 +183,7 @@ class AgentSession:
             if plan.is_text:
                 sampled, told = await self._pass_on(request, sampling, queue)
             elif queue is None:
-                sampled = await self._sample(plan, sampling)
+                sampled = await self._sample(request, plan, sampling)
                 # Reasoning that has ended shows by itself whether the prompt began it.
                 thinking = sampled.completion.finish_reason == "length" and await self._opens_reasoning(request, plan)
                 tool_format = self._planner.tool_format(plan)
@@ -215,8 +216,16 @@ class AgentSession:
                 queue.put_nowait(event)
         return Sampled(completion, server, ()), told
 
-    async def _sample(self, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
-        return await sample(self._client, self._route, plan.prompt, sampling, timeout=self._call_timeout, **streaming)
+    async def _sample(self, request: ModelRequest, plan: Plan, sampling: Sampling, **streaming: Any) -> Sampled:
+        return await sample(
+            self._client,
+            self._route,
+            plan.prompt,
+            sampling,
+            timeout=self._call_timeout,
+            pictures=pictures_in(request.messages),
+            **streaming,
+        )
 
     async def _sample_in_pieces(
         self, request: ModelRequest, plan: Plan, sampling: Sampling, queue: asyncio.Queue[Event | None]
@@ -232,7 +241,7 @@ class AgentSession:
 
         started = time.monotonic()
         try:
-            sampled = await self._sample(plan, sampling, emit=emit)
+            sampled = await self._sample(request, plan, sampling, emit=emit)
         except asyncio.CancelledError:
             if cut := self._cut_off(given, time.monotonic() - started):
                 await self._finished(self._store(request, self._planner.hand_over(plan), sampling, cut, None))

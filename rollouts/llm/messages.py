@@ -71,9 +71,7 @@ def _refusal(message: str) -> ModelError:
 
 
 def _as_sent(message: ChatMessage) -> dict[str, Any]:
-    parts = message.get("parts")
-    content = message["content"] if parts is None else [_part_as_sent(part) for part in parts]
-    sent: dict[str, Any] = {"role": message["role"], "content": content}
+    sent: dict[str, Any] = {"role": message["role"], "content": content_as_sent(message)}
     if reasoning := message.get("reasoning_content"):
         sent |= {"reasoning": reasoning, "reasoning_content": reasoning}  # vLLM's word for it, and everybody else's
     if calls := message.get("tool_calls"):
@@ -82,6 +80,12 @@ def _as_sent(message: ChatMessage) -> dict[str, Any]:
         if key in message:
             sent[key] = message[key]
     return sent
+
+
+def content_as_sent(message: ChatMessage) -> str | list[dict[str, Any]]:
+    """Of one message, pictures included."""
+    parts = message.get("parts")
+    return message["content"] if parts is None else [_part_as_sent(part) for part in parts]
 
 
 def _part_as_sent(part: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ async def test_refusals_have_its_shape(client):
         await client.messages.create(model="m", max_tokens=5, messages=[user("long " * 9000)])
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.type"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source\.data"):
         await client.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": [picture]}])
     with pytest.raises(anthropic.AuthenticationError):
         await client.with_options(api_key="another").messages.create(model="m", max_tokens=5, messages=[user("hi")])

@@ -108,7 +108,7 @@ async def test_keys_come_in_several_headers(gateway, headers):
         ("messages", []),
         ("messages.0.role", [{"role": "robot", "content": ""}]),
         ("messages.0.content", [{"role": "user", "content": 5}]),
-        ("messages.0.content.0.type", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        ("messages.0.content.0.type", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]),
         ("messages.0.tool_calls.0.function", [{"role": "assistant", "tool_calls": [{"id": "a"}]}]),
     ],
 )

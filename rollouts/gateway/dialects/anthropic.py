@@ -9,6 +9,8 @@ from typing import Any
 from rollouts.gateway.dialects.base import Part, Remembered, sse
 from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.fields import Fields
+from rollouts.gateway.pictures import Part as MessagePart
+from rollouts.gateway.pictures import PictureReader, misplaced, text_of, text_part, with_parts
 from rollouts.gateway.replies import CallDelta, Finished, ReasoningDelta, Reply, TextDelta
 from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
@@ -52,16 +54,18 @@ class AnthropicMessages:
         return self._read(body)
 
     def _read(self, body: Fields) -> ModelRequest:
-        messages = [message for fields in body.objects("messages") for message in _read_message(fields)]
+        pictures = PictureReader()
+        messages = [message for fields in body.objects("messages") for message in _read_message(fields, pictures)]
         if not messages:
             raise body.refuse("messages", "must be a list of at least one message")
-        if system := _read_text(body, "system"):
+        if system := text_of(_read_parts(body, "system", None)):
             messages.insert(0, {"role": "system", "content": system})
         choice = body.object("tool_choice")
         return ModelRequest(
             dialect=self.name,
             model=body.model(),
             messages=tuple(messages),
+            pictures_at=pictures.first,
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
             may_call=_read_may_call(choice),
             parallel_calls=choice is None or not choice.flag("disable_parallel_tool_use"),
@@ -151,24 +155,26 @@ def _event(kind: str, data: Mapping[str, Any]) -> bytes:
     return sse({"type": kind, **data}, kind)
 
 
-def _read_message(fields: Fields) -> list[ChatMessage]:
+def _read_message(fields: Fields, pictures: PictureReader) -> list[ChatMessage]:
     """One message of theirs: tool results are messages of their own here, and come first."""
     role = fields.text("role")
     if role not in ("user", "assistant"):
         raise fields.refuse("role", "must be user or assistant")
     if not isinstance(fields.raw("content"), list):
         return [{"role": role, "content": fields.text("content")}]  # type: ignore[typeddict-item]
-    texts: list[str] = []
+    parts: list[MessagePart] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[ChatMessage] = []
     for block in fields.objects("content"):
         match block.text("type"):
             case "text":
-                texts.append(block.text("text"))
+                parts.append(text_part(block.text("text")))
+            case "image" if role == "user":
+                parts.append(_read_picture(block, pictures))
             case "tool_result" if role == "user":
-                text = _read_text(block, "content")
-                results.append({"role": "tool", "content": text, "tool_call_id": block.text("tool_use_id")})
+                result: ChatMessage = {"role": "tool", "content": "", "tool_call_id": block.text("tool_use_id")}
+                results.append(with_parts(result, _read_parts(block, "content", pictures)))
             case "tool_use" if role == "assistant":
                 arguments = block.object("input")
                 function = {"name": block.text("name"), "arguments": block.raw("input") if arguments else {}}
@@ -180,8 +186,8 @@ def _read_message(fields: Fields) -> list[ChatMessage]:
             case kind:
                 raise block.refuse("type", f"{kind!r} is not supported in a message of the {role}")
     if role == "user":
-        return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
-    message: ChatMessage = {"role": "assistant", "content": "\n".join(texts)}
+        return [*results, with_parts({"role": "user", "content": ""}, parts)] if parts or not results else results
+    message: ChatMessage = {"role": "assistant", "content": text_of(parts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -189,16 +195,29 @@ def _read_message(fields: Fields) -> list[ChatMessage]:
     return [message]
 
 
-def _read_text(fields: Fields, name: str) -> str:
-    """A string or a list of text blocks."""
+def _read_parts(fields: Fields, name: str, pictures: PictureReader | None) -> list[MessagePart]:
+    """A string, or a list of blocks of text and, where there may be `pictures`, of pictures."""
     if not isinstance(fields.raw(name), list):
-        return fields.text(name)
-    texts = []
+        return [text_part(fields.text(name))]
+    parts = []
     for block in fields.objects(name):
-        if block.text("type") != "text":
-            raise block.refuse("type", f"{block.text('type')!r} is not supported; send text")
-        texts.append(block.text("text"))
-    return "\n".join(texts)
+        match block.text("type"):
+            case "text":
+                parts.append(text_part(block.text("text")))
+            case "image" if pictures is None:
+                raise misplaced(block)
+            case "image":
+                parts.append(_read_picture(block, pictures))
+            case kind:
+                raise block.refuse("type", f"{kind!r} is not supported; send text or pictures")
+    return parts
+
+
+def _read_picture(block: Fields, pictures: PictureReader) -> MessagePart:
+    source = block.required("source")
+    if source.text("type") != "base64":
+        raise source.refuse("type", "nothing is fetched, nor are files kept here: send the picture itself, as base64")
+    return pictures.from_base64(source, "data", "media_type")
 
 
 def _read_tool(fields: Fields) -> FunctionTool:

@@ -9,6 +9,8 @@ from typing import Any
 from rollouts.gateway.dialects.base import Part, Remembered, sse
 from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.fields import Fields
+from rollouts.gateway.pictures import Part as MessagePart
+from rollouts.gateway.pictures import PictureReader, misplaced, text_part, with_parts
 from rollouts.gateway.replies import CallDelta, CallOut, Event, Finished, ReasoningDelta, Reply, TextDelta
 from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
@@ -37,6 +39,7 @@ _STATUSES = {
 }
 _FINISH_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _TEXT_RESULTS = ("output", "result", "error")
+_INLINE = ("inlineData", "inline_data")
 
 
 class GoogleGenerate:
@@ -49,7 +52,8 @@ class GoogleGenerate:
 
     def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
         body.only(_KNOWN, _HARMLESS)
-        messages = _read_contents(body.objects("contents"))
+        pictures = PictureReader()
+        messages = _read_contents(body.objects("contents"), pictures)
         if not messages:
             raise body.refuse("contents", "must be a list of at least one content")
         if instruction := body.object("systemInstruction"):
@@ -60,6 +64,7 @@ class GoogleGenerate:
             dialect=self.name,
             model=model,
             messages=tuple(messages),
+            pictures_at=pictures.first,
             tools=tuple(function for tool in body.objects("tools") for function in _read_tools(tool)),
             may_call=_read_may_call(body.object("toolConfig")),
             wishes=Wishes(
@@ -111,7 +116,7 @@ class GoogleGenerate:
         return sse(self.error(error))
 
 
-def _read_contents(contents: Sequence[Fields]) -> list[ChatMessage]:
+def _read_contents(contents: Sequence[Fields], pictures: PictureReader) -> list[ChatMessage]:
     """Calls have no ids in most requests: a result then belongs to the first call of its name that has none yet."""
     messages: list[ChatMessage] = []
     open_calls: list[tuple[str, str]] = []  # id and name
@@ -122,7 +127,7 @@ def _read_contents(contents: Sequence[Fields]) -> list[ChatMessage]:
             open_calls = [(call["id"], call["function"]["name"]) for call in message.get("tool_calls", ())]
             messages.append(message)
         elif role in ("user", "function"):
-            messages += _read_user(content, open_calls)
+            messages += _read_user(content, open_calls, pictures)
         else:
             raise content.refuse("role", "must be user or model")
     return messages
@@ -147,8 +152,8 @@ def _read_reply(content: Fields, number: int) -> ChatMessage:
     return message
 
 
-def _read_user(content: Fields, open_calls: list[tuple[str, str]]) -> list[ChatMessage]:
-    texts: list[str] = []
+def _read_user(content: Fields, open_calls: list[tuple[str, str]], pictures: PictureReader) -> list[ChatMessage]:
+    parts: list[MessagePart] = []
     results: list[ChatMessage] = []
     for part in content.objects("parts"):
         if result := part.object("functionResponse"):
@@ -156,10 +161,14 @@ def _read_user(content: Fields, open_calls: list[tuple[str, str]]) -> list[ChatM
             asked = next((call for call in open_calls if call[0] == given or (not given and call[1] == name)), (given, name))
             if asked in open_calls:
                 open_calls.remove(asked)
-            results.append({"role": "tool", "content": _read_result(result), "name": name, "tool_call_id": asked[0]})
+            message: ChatMessage = {"role": "tool", "content": "", "name": name, "tool_call_id": asked[0]}
+            text, shown = _read_result(result), [_read_picture(one, pictures) for one in result.objects("parts")]
+            results.append(with_parts(message, [*([text_part(text)] if text or not shown else []), *shown]))
+        elif any(name in part for name in _INLINE):
+            parts.append(_read_picture(part, pictures))
         else:
-            texts.append(_text_of(part))
-    return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
+            parts.append(text_part(_text_of(part)))
+    return [*results, with_parts({"role": "user", "content": ""}, parts)] if parts or not results else results
 
 
 def _read_result(fields: Fields) -> str:
@@ -172,7 +181,24 @@ def _read_result(fields: Fields) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _read_picture(part: Fields, pictures: PictureReader) -> MessagePart:
+    _refuse_files(part)
+    part.only(_INLINE, {"mediaResolution": ...})
+    data = part.required(next((name for name in _INLINE if name in part), "inlineData"))
+    return pictures.from_base64(data, "data", "mime_type" if "mime_type" in data else "mimeType")
+
+
+def _refuse_files(part: Fields) -> None:
+    for name in ("fileData", "file_data"):
+        if name in part:
+            raise part.refuse(name, "files are not kept here: send the picture itself, as inlineData")
+
+
 def _text_of(part: Fields) -> str:
+    _refuse_files(part)
+    for name in _INLINE:
+        if name in part:
+            raise misplaced(part, name)
     part.only({"text", "thought"}, {"thoughtSignature": ...})
     return part.text("text")
 

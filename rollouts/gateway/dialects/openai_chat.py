@@ -17,6 +17,8 @@ from rollouts.gateway.dialects.openai_common import (
 )
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
+from rollouts.gateway.pictures import Part as MessagePart
+from rollouts.gateway.pictures import PictureReader, misplaced, text_part, with_parts
 from rollouts.gateway.replies import CallDelta, CallOut, Finished, ReasoningDelta, Reply, TextDelta
 from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
@@ -48,7 +50,8 @@ class OpenAIChat:
 
     def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
         body.only(_KNOWN, _HARMLESS)
-        messages = tuple(_read_message(message) for message in body.objects("messages"))
+        pictures = PictureReader()
+        messages = tuple(_read_message(message, pictures) for message in body.objects("messages"))
         if not messages:
             raise body.refuse("messages", "must be a list of at least one message")
         options = body.object("stream_options")
@@ -56,6 +59,7 @@ class OpenAIChat:
             dialect=self.name,
             model=body.model(),
             messages=messages,
+            pictures_at=pictures.first,
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
             may_call=read_may_call(body),
             parallel_calls=body.flag("parallel_tool_calls", True),
@@ -121,11 +125,12 @@ def read_wishes(body: Fields, max_tokens: str) -> Wishes:
     )
 
 
-def _read_message(fields: Fields) -> ChatMessage:
+def _read_message(fields: Fields, pictures: PictureReader) -> ChatMessage:
     role = fields.text("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise fields.refuse("role", "must be system, developer, user, assistant or tool")
-    message: ChatMessage = {"role": "system" if role == "developer" else role, "content": _read_content(fields)}  # type: ignore[typeddict-item]
+    message: ChatMessage = {"role": "system" if role == "developer" else role, "content": ""}  # type: ignore[typeddict-item]
+    with_parts(message, _read_content(fields, pictures, may_show=role in ("user", "tool")))
     if reasoning := fields.text("reasoning_content") or fields.text("reasoning"):
         message["reasoning_content"] = reasoning
     if name := fields.text("name"):
@@ -137,22 +142,25 @@ def _read_message(fields: Fields) -> ChatMessage:
     return message
 
 
-def _read_content(fields: Fields) -> str:
+def _read_content(fields: Fields, pictures: PictureReader, *, may_show: bool) -> list[MessagePart]:
     if not isinstance(fields.raw("content"), list):
-        return fields.text("content")
-    texts = []
+        return [text_part(fields.text("content"))]
+    parts = []
     for part in fields.objects("content"):
-        kind = part.text("type")
-        if kind not in ("text", "refusal"):
-            raise part.refuse("type", f"{kind!r} is not supported; send text")
-        texts.append(part.text(kind))
-    return "\n".join(texts)
+        match part.text("type"):
+            case "text" | "refusal" as kind:
+                parts.append(text_part(part.text(kind)))
+            case "image_url" if not may_show:
+                raise misplaced(part)
+            case "image_url":
+                parts.append(pictures.from_url(part.required("image_url"), "url"))
+            case kind:
+                raise part.refuse("type", f"{kind!r} is not supported; send text or pictures")
+    return parts
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:
-    function = fields.object("function")
-    if function is None:
-        raise fields.refuse("function", "is required")
+    function = fields.required("function")
     arguments = read_arguments(function.text("arguments", "{}"))
     return {"id": fields.text("id"), "type": "function", "function": {"name": function.text("name"), "arguments": arguments}}
 
@@ -160,9 +168,7 @@ def _read_call(fields: Fields) -> dict[str, Any]:
 def _read_tool(fields: Fields) -> FunctionTool:
     if fields.text("type") != "function":
         raise fields.refuse("type", "only functions are supported")
-    function = fields.object("function")
-    if function is None:
-        raise fields.refuse("function", "is required")
+    function = fields.required("function")
     return read_function(function)
 
 

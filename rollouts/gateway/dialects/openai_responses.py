@@ -11,6 +11,8 @@ from rollouts.gateway.dialects.openai_common import call_item, error_body, read_
 from rollouts.gateway.dialects.responses_stream import ResponseStream
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.fields import Fields
+from rollouts.gateway.pictures import Part as MessagePart
+from rollouts.gateway.pictures import PictureReader, misplaced, text_of, text_part, with_parts
 from rollouts.gateway.replies import Reply, Told
 from rollouts.gateway.requests import FunctionTool, ModelRequest, Wishes
 from rollouts.llm.types import ChatMessage
@@ -38,11 +40,12 @@ class OpenAIResponses:
     def read(self, body: Fields, *, model: str, remembered: Remembered) -> ModelRequest:
         body.only(_KNOWN, _HARMLESS)
         messages = list(_previous(body, remembered))
+        pictures = PictureReader()
         given = body.raw("input")
         if isinstance(given, str):
             messages.append({"role": "user", "content": given})
         else:
-            messages += _read_items(body.objects("input"))
+            messages += _read_items(body.objects("input"), pictures)
         if not messages:
             raise body.refuse("input", "must be a string or a list of at least one item")
         instructions = body.text("instructions")
@@ -51,6 +54,7 @@ class OpenAIResponses:
             dialect=self.name,
             model=body.model(),
             messages=(*system, *messages),
+            pictures_at=pictures.first,
             remember=tuple(messages),
             tools=tuple(_read_tool(tool) for tool in body.objects("tools")),
             may_call=read_may_call(body),
@@ -89,7 +93,7 @@ def _previous(body: Fields, remembered: Remembered) -> Sequence[ChatMessage]:
     return remembered[name.removeprefix("resp_")]
 
 
-def _read_items(items: Sequence[Fields]) -> list[ChatMessage]:
+def _read_items(items: Sequence[Fields], pictures: PictureReader) -> list[ChatMessage]:
     """What a model says in one go is several items: text, reasoning and calls in a row are one message here."""
     messages: list[ChatMessage] = []
     reply: ChatMessage | None = None
@@ -104,12 +108,12 @@ def _read_items(items: Sequence[Fields]) -> list[ChatMessage]:
             continue
         reply = None
         if kind == "function_call_output":
-            output = _read_text(item, "output")
-            messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id")})
+            result: ChatMessage = {"role": "tool", "content": "", "tool_call_id": item.text("call_id")}
+            messages.append(with_parts(result, _read_parts(item, "output", pictures)))
         elif kind == "message" and role in ("system", "developer"):
             messages.append({"role": "system", "content": _read_text(item, "content")})
         elif kind == "message" and role == "user":
-            messages.append({"role": "user", "content": _read_text(item, "content")})
+            messages.append(with_parts({"role": "user", "content": ""}, _read_parts(item, "content", pictures)))
         elif kind == "message":
             raise item.refuse("role", "must be system, developer, user or assistant")
         else:
@@ -130,15 +134,27 @@ def _add_to_reply(reply: ChatMessage, item: Fields, kind: str) -> None:
 
 
 def _read_text(fields: Fields, name: str) -> str:
+    return text_of(_read_parts(fields, name, None))
+
+
+def _read_parts(fields: Fields, name: str, pictures: PictureReader | None) -> list[MessagePart]:
+    """A string, or a list of texts and, where there may be `pictures`, of pictures."""
     if not isinstance(fields.raw(name), list):
-        return fields.text(name)
-    texts = []
+        return [text_part(fields.text(name))]
+    parts = []
     for part in fields.objects(name):
         kind = part.text("type")
-        if kind not in _TEXT_PARTS:
-            raise part.refuse("type", f"{kind!r} is not supported; send text")
-        texts.append(part.text("refusal" if kind == "refusal" else "text"))
-    return "\n".join(texts)
+        if kind in _TEXT_PARTS:
+            parts.append(text_part(part.text("refusal" if kind == "refusal" else "text")))
+        elif kind != "input_image":
+            raise part.refuse("type", f"{kind!r} is not supported; send text or pictures")
+        elif pictures is None:
+            raise misplaced(part)
+        elif "file_id" in part:
+            raise part.refuse("file_id", "files are not kept here: send the picture itself, as a data: URL in image_url")
+        else:
+            parts.append(pictures.from_url(part, "image_url"))
+    return parts
 
 
 def _read_tool(fields: Fields) -> FunctionTool:
