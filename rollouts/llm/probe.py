@@ -10,6 +10,7 @@ from typing import Any
 from rollouts.llm.capabilities import Capabilities, Feature
 from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.picture_probe import find_picture_id
 from rollouts.llm.tokens import prove_equal
 from rollouts.llm.transport import Transport
 from rollouts.llm.types import ChatMessage, Completion, Sampling, ServerAddress, TokenPrompt
@@ -79,6 +80,9 @@ class _Probe:
             features.add(Feature.TOKENIZE)
             if tokenizer:
                 await self._prove(server)
+        picture_id = await find_picture_id(self._client, server) if {Feature.TOKENIZE, Feature.GENERATE} <= features else None
+        if picture_id is not None:
+            features.add(Feature.PICTURES)
         doors = await asyncio.gather(*(self._has_all(paths) for paths in _DOORS.values()))
         features |= {feature for feature, there in zip(_DOORS, doors, strict=True) if there}
         if await self._has_all(("/metrics",)):
@@ -95,6 +99,7 @@ class _Probe:
             features=frozenset(features),
             version=version,
             weight_version=str(weights.get("weight_version") or ""),
+            picture_id=picture_id,
         )
 
     async def _prove(self, server: ServerAddress) -> None:

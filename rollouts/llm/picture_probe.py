@@ -1,0 +1,69 @@
+"""Finding out, by showing it one, whether a model takes pictures beside ids, and which id stands for one in what is sent."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from dataclasses import replace
+
+from rollouts.llm.capabilities import Feature
+from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
+from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.messages import pictures_in
+from rollouts.llm.pictures import picture_message
+from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
+from sandboxes.protocol import Picture
+
+MAX_TRIALS = 6  # ids; a picture's range has its pad id most often, and few others
+_SIDE = 64  # pixels; some image processors refuse smaller pictures
+_ONE_TOKEN = Sampling(max_tokens=1)
+_NOT_FOUND_YET = -1
+
+
+async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | None:
+    """The id that `server` expands to a picture, to the very ids that its render has; None when there is none.
+
+    A model that does not see costs one refused request. None also where a picture becomes other ids when one came before it
+    (templates number them): such a conversation could not be continued.
+    """
+    messages = [picture_message("What is it?", _square())]
+    pictures = pictures_in(messages)
+    seeing = replace(server, tokenizer="", features=frozenset({Feature.GENERATE}), picture_id=_NOT_FOUND_YET)
+
+    async def refusal(candidate: int, prompt: TokenPrompt) -> ModelError | ContextOverflow | None:
+        trial = replace(seeing, picture_id=candidate)
+        try:
+            await client.generate(trial, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT, pictures=pictures)
+        except (ModelError, ContextOverflow) as error:
+            return error
+        return None
+
+    try:
+        prompt = await client.render(seeing, messages, add_generation_prompt=True)
+    except (ModelError, ContextOverflow):
+        return None
+    for candidate in _by_frequency(prompt):
+        if await refusal(candidate, prompt) is None:
+            error = await refusal(candidate, prompt.followed_by(prompt))
+            # Where the request itself is refused, the server bounds how many pictures it takes at once.
+            expands_otherwise = isinstance(error, ModelError) and error.status != 400
+            return None if expands_otherwise else candidate
+    return None
+
+
+def _by_frequency(prompt: TokenPrompt) -> list[int]:
+    place = prompt.placed[0]
+    counts = Counter(prompt.ids[place.offset : place.offset + place.length])
+    return [token for token, _ in counts.most_common(MAX_TRIALS)]
+
+
+def _square() -> Picture:
+    """A PNG of one grey."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = _SIDE.to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))  # 8 bits each of red, green and blue
+    rows = (b"\0" + b"\x80" * 3 * _SIDE) * _SIDE
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return Picture("image/png", data)
