@@ -32,12 +32,6 @@ def picture_of(rollout: Rollout, turn: int, call: int, index: int) -> ToolPictur
     return pictures.filter(turn=turn, call=call, index=index).first()
 
 
-def message_picture_of(rollout: Rollout, message: int, index: int) -> MessagePicture | None:
-    """A picture of a message of the newest attempt by its place, if there is one."""
-    pictures = MessagePicture.objects.select_related("blob").filter(rollout=rollout, attempt=rollout.attempt)
-    return pictures.filter(message=message, index=index).first()
-
-
 def seen_picture(rollout: Rollout, sha256: str) -> MessagePicture | None:
     """A picture that the newest attempt's model was shown, by its data's digest, if there is one."""
     pictures = MessagePicture.objects.select_related("blob").filter(rollout=rollout, attempt=rollout.attempt)

@@ -11,12 +11,13 @@ from typing import Any
 from django import template
 from django.utils import timezone
 
-from rollouts.models import ModelCall, PolicyVersion, Reward, Rollout, RolloutEvent, Task
+from rollouts.models import LLMServer, ModelCall, PolicyVersion, Reward, Rollout, RolloutEvent, Task
 from rollouts.selectors.dashboard import Tally
 from rollouts.selectors.run_summary import Solved, StageSeconds
 from rollouts.selectors.server_rows import Figure
 from rollouts.selectors.timeline import Turn
 from rollouts.web import pictures, text, versions
+from rollouts.web.abilities import Abilities, abilities_of
 from rollouts.web.calls import shown_call
 
 register = template.Library()
@@ -235,6 +236,12 @@ def figure_value(value: float | None, figure: Figure) -> str:
     if value is None:
         return MISSING
     return f"{100 * value:.0f} %" if figure.is_share else compact(value)
+
+
+@register.filter
+def abilities(server: LLMServer) -> Abilities:
+    """What a server offers and what it does not, in words."""
+    return abilities_of(server)
 
 
 @register.filter

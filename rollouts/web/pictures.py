@@ -12,7 +12,7 @@ AnyPicture = ToolPicture | MessagePicture
 def address_of(picture: AnyPicture) -> str:
     """The path that gives its data."""
     if isinstance(picture, MessagePicture):
-        return reverse("rollout-message-picture", args=[picture.rollout_id, picture.message, picture.index])
+        return reverse("rollout-picture", args=[picture.rollout_id, picture.blob_id])
     return reverse("rollout-tool-picture", args=[picture.rollout_id, picture.turn, picture.call, picture.index])
 
 

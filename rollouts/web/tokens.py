@@ -33,12 +33,28 @@ class Chunk(NamedTuple):
     tokens: list[Token]
 
 
+class Stretch(NamedTuple):
+    """Ids in a row of a prompt: of text, or those that stand for one picture, of which `picture` is the digest."""
+
+    ids: list[int]
+    picture: str = ""
+
+
 class TurnTokens(NamedTuple):
     """One turn's tokens: the ids its prompt added (mask 0), and what was sampled (mask 1)."""
 
     call: ModelCall
-    context: list[int]
+    context: list[Stretch]
     sampled: list[Token]
+
+    @property
+    def context_tokens(self) -> int:
+        return len(self.call.context_ids)
+
+    @property
+    def pictures(self) -> int:
+        """How many the prompt added."""
+        return len(self.call.placed)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -68,7 +84,17 @@ def turn_tokens(rollout: Rollout, turn: int) -> TurnTokens:
     logprobs = call.logprobs if call.logprobs is not None else [None] * len(call.sampled_ids)
     pairs = enumerate(zip(call.sampled_ids, logprobs, strict=True))
     sampled = [Token(i, token_id, logprob, _bucket(logprob)) for i, (token_id, logprob) in pairs]
-    return TurnTokens(call, call.context_ids, sampled)
+    return TurnTokens(call, _stretches(call), sampled)
+
+
+def _stretches(call: ModelCall) -> list[Stretch]:
+    found, position = [], 0
+    for offset, length, digest in call.placed:
+        found.append(Stretch(call.context_ids[position:offset]))
+        position = offset + length
+        found.append(Stretch(call.context_ids[offset:position], digest))
+    found.append(Stretch(call.context_ids[position:]))
+    return [stretch for stretch in found if stretch.ids]
 
 
 def _bucket(logprob: float | None) -> str:

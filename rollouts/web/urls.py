@@ -39,11 +39,7 @@ urlpatterns = [
         downloads.tool_picture,
         name="rollout-tool-picture",
     ),
-    path(
-        "rollouts/<uuid:rollout_id>/messages/<int:message>/pictures/<int:picture>",
-        downloads.message_picture,
-        name="rollout-message-picture",
-    ),
+    path("rollouts/<uuid:rollout_id>/pictures/<slug:sha256>", downloads.picture, name="rollout-picture"),
     path("queue/", queue.detail, name="queue"),
     path("queue/live/", queue.live, name="queue-live"),
     path("policies/", policies.listing, name="policies"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer
 from tests.integration.api_case import ApiCase, expect_problem
+from tests.services.model_servers import served
 
 SERVERS = "/api/v1/llm-servers/"
 
@@ -25,17 +24,9 @@ def case(db: None) -> ApiCase:
 
 @pytest.fixture(scope="module")
 def model_server() -> Iterator[ScriptedServer]:
-    """Runs beside the tests, since the view probes it from a loop of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
     server = ScriptedServer(api_key="hush")
-    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    yield server
-    asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with served(server):
+        yield server
 
 
 def test_a_server_is_probed_registered_paused_and_removed(case: ApiCase, model_server: ScriptedServer) -> None:

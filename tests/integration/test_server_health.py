@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -16,23 +14,16 @@ from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer, PolicyVersion
 from rollouts.services.server_health import note_failed_calls, probe_due, probe_servers
 from tests.integration.domain import Domain
+from tests.services.model_servers import served
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(scope="module")
 def model_server() -> Iterator[ScriptedServer]:
-    """Runs beside the tests, since probes have a loop of their own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
     server = ScriptedServer()
-    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    yield server
-    asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with served(server):
+        yield server
 
 
 @pytest.fixture

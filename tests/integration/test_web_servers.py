@@ -11,8 +11,12 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from rollouts.lifecycle import State
+from rollouts.llm.capabilities import Feature
+from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer, Policy, PolicyVersion, Rollout, WorkerProcess
+from rollouts.web.abilities import abilities_of
 from tests.integration.web_case import SOLVED, WebWorld
+from tests.services.model_servers import served
 from tests.services.ports import lasting_port
 
 HOSTILE = "</p><script>alert(1)</script>\x1b[31m"
@@ -122,6 +126,40 @@ class TestServers:
         assert "Those it has stay to their end." in text(owner, path)
         assert "gets no new rollouts." in owner.post(path, follow=True).content.decode()
         assert LLMServer.objects.get().admission == "draining"
+
+    def test_it_is_woken_after_a_question(self, world: WebWorld, owner: Client) -> None:
+        path = f"/servers/{world.server.pk}/wake/"
+        model = ScriptedServer()
+        with served(model):
+            LLMServer.objects.update(url=model.url, admission="asleep", capabilities={"features": ["sleep"]})
+            assert "Wake…" not in text(owner, "/servers/")
+            assert owner.post(path).status_code == 403
+            allow(world, "change_llmserver")
+            assert "Wake…" in text(owner, "/servers/")
+            assert "takes the memory of its GPU again" in text(owner, path)
+            assert LLMServer.objects.get().admission == "asleep"
+            page = owner.post(path, follow=True).content.decode()
+            assert "is awake and takes calls again." in page
+            assert "Wake…" not in page
+            assert LLMServer.objects.get().admission == "open"
+            assert "The server is not asleep." in owner.post(path, follow=True).content.decode()
+
+    def test_one_that_does_not_wake_stays_asleep(self, world: WebWorld, owner: Client) -> None:
+        allow(world, "change_llmserver")
+        LLMServer.objects.update(
+            url=f"http://127.0.0.1:{lasting_port()}", admission="asleep", capabilities={"features": ["sleep"]}
+        )
+        page = owner.post(f"/servers/{world.server.pk}/wake/", follow=True).content.decode()
+        assert "The server did not do it" in page
+        assert LLMServer.objects.get().admission == "asleep"
+
+    @pytest.mark.parametrize("feature", Feature)
+    def test_what_a_server_offers_is_told(self, world: WebWorld, owner: Client, feature: Feature) -> None:
+        assert "What it offers" not in text(owner, "/servers/")
+        LLMServer.objects.update(capabilities={"features": [feature]})
+        words = abilities_of(LLMServer.objects.get()).offered
+        assert len(words) == 1
+        assert f"<p>{words[0]}</p>" in text(owner, "/servers/")
 
     def test_a_probe_tells_what_it_found(self, world: WebWorld, owner: Client) -> None:
         allow(world, "change_llmserver")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.weight_updates import carry_out, note_weights_in_place
 from tests.integration.domain import Domain
 from tests.integration.test_core_races import beside, domain, until
+from tests.services.model_servers import served
 
 __all__ = ["beside", "domain"]
 
@@ -84,21 +84,12 @@ def states(announcement: PolicyVersion) -> list[str]:
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[list[ScriptedServer]]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
     # Offers no controls: what any server is that is not vLLM in its development mode.
     controls = ["/pause", "/collective_rpc", "/weight_info", "/v1/load_lora_adapter"]
     plain = ScriptedServer(without=[*controls, "/inference/v1/generate"])
     servers = [ScriptedServer(), ScriptedServer(), plain]
-    for server in servers:
-        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    yield servers
-    for server in servers:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with served(*servers):
+        yield servers
 
 
 @pytest.fixture

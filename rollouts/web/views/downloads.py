@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -18,7 +19,7 @@ from rollouts.llm.pictures import type_of
 from rollouts.models import BlobUnreadable, Rollout
 from rollouts.models.trajectory import StoredPicture
 from rollouts.selectors.dashboard import rollouts_of
-from rollouts.selectors.storage import message_picture_of, picture_of, tool_call_of, whole_output
+from rollouts.selectors.storage import picture_of, seen_picture, tool_call_of, whole_output
 from rollouts.web.access import visible_or_404, visible_projects
 from rollouts.web.document import rollout_document
 
@@ -31,7 +32,7 @@ def _download(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     @require_safe
     @login_required
     @functools.wraps(view)
-    def wrapped(request: HttpRequest, rollout_id: UUID, **place: int) -> HttpResponse:
+    def wrapped(request: HttpRequest, rollout_id: UUID, **place: Any) -> HttpResponse:
         rollouts = rollouts_of(visible_projects(request)).defer(None).select_related("artefacts_blob")
         rollout: Rollout = visible_or_404(request, rollouts, pk=rollout_id)
         try:
@@ -71,9 +72,9 @@ def tool_picture(rollout: Rollout, turn: int, index: int, picture: int) -> HttpR
 
 
 @_download
-def message_picture(rollout: Rollout, message: int, picture: int) -> HttpResponse:
-    """A picture in a message of the newest attempt."""
-    return _picture(message_picture_of(rollout, message, picture))
+def picture(rollout: Rollout, sha256: str) -> HttpResponse:
+    """A picture that the model of the newest attempt was shown."""
+    return _picture(seen_picture(rollout, sha256))
 
 
 def _picture(found: StoredPicture | None) -> HttpResponse:

@@ -18,6 +18,7 @@ from rollouts.models import LLMServer
 from rollouts.selectors.server_rows import fleets, policies_of
 from rollouts.services.errors import Refused
 from rollouts.services.server_health import probe_servers
+from rollouts.services.server_sleep import wake_server
 from rollouts.services.servers import remove_server, set_server_state
 from rollouts.web.access import chosen_projects, visible_or_404, visible_projects
 from rollouts.web.conditional import part
@@ -76,6 +77,11 @@ def _resume(server: LLMServer) -> str:
     return "takes part again."
 
 
+def _wake(server: LLMServer) -> str:
+    wake_server(server=server)
+    return "is awake and takes calls again."
+
+
 def _probe(server: LLMServer) -> str:
     probe_servers([server])
     server.refresh_from_db()
@@ -91,6 +97,12 @@ _ACTIONS = {
     "pause": Action("Pause", _pause, "It takes no calls until it is resumed. Turns go to another server, or wait."),
     "drain": Action("Drain", _drain, "It gets no new rollouts until it is resumed. Those it has stay to their end."),
     "resume": Action("Resume", _resume),
+    "wake": Action(
+        "Wake",
+        _wake,
+        "It takes the memory of its GPU again, which nothing else may hold any more, and then calls. One that dropped its "
+        "weights (level 2) is for its trainer to wake, who has new ones for it.",
+    ),
     "probe": Action("Probe", _probe),
     "remove": Action(
         "Remove",
