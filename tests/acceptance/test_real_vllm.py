@@ -5,9 +5,7 @@ One file, because its tests share one server and change its weights: a process r
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +22,14 @@ from rollouts.client import Client
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
+from rollouts.llm.messages import data_url
 from rollouts.llm.probe import probe
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
 from tests.acceptance.platform import Platform, install_environments, running_platform
+from tests.acceptance.shapes import same_shapes
+from tests.pictures import png
 from tests.services.vllm import MODEL_FILES, other_weights
 from tests.unit.gateways import BASH, KEY, serve
 
@@ -173,7 +174,8 @@ def decoded(vllm_url: str, ids: list[int]) -> str:
 async def test_the_probe_finds_what_it_offers(vllm_url: str):
     found = await probe(vllm_url, tokenizer=str(MODEL_FILES))  # which proves the renders equal, too
     assert (found.model, found.engine, found.max_model_len) == (MODEL, "vllm", 2048)
-    assert found.features == set(Feature) - {Feature.LORA}  # which it has only with --enable-lora
+    assert found.features == set(Feature) - {Feature.LORA, Feature.PICTURES}  # LORA it has only with --enable-lora
+    assert found.picture_id is None
 
 
 async def test_a_prompt_that_is_too_long_is_an_overflow_however_it_is_asked(address: ServerAddress):
@@ -234,18 +236,8 @@ async def test_official_clients_through_the_gateway(address: ServerAddress):
 async def test_the_scripted_server_answers_in_the_same_shapes(vllm_url: str):
     """What tests and users' environments run against is no other API than what training runs against."""
     async with ScriptedServer(max_model_len=2048) as scripted:
-        for url_path, body in requests():
-            real, ours = await asyncio.gather(
-                ask(vllm_url, url_path, body, MODEL), ask(scripted.url, url_path, body, "scripted")
-            )
-            assert ours.status_code == real.status_code, (url_path, body, ours.text, real.text)
-            missing = shape(ours) - shape(real)
-            assert not missing, f"{url_path} {body}: not in vLLM's answer: {sorted(missing)}"
-            unknown = {path for path in shape(real) - shape(ours) if not path.startswith(IGNORED)}
-            assert not unknown, f"{url_path} {body}: only in vLLM's answer: {sorted(unknown)}"
-
-
-IGNORED = ("system_fingerprint", "service_tier", "data[].permission", "data[].created", "error.message")
+        for path, body in requests():
+            await same_shapes(path, body, (vllm_url, MODEL), (scripted.url, "scripted"))
 
 
 def requests() -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -268,6 +260,13 @@ def requests() -> Iterator[tuple[str, dict[str, Any] | None]]:
     yield "/v1/completions", {"prompt": [10**7], "max_tokens": 1}
     yield "/v1/chat/completions", {"messages": []}
     yield "/tokenize", {"messages": text["messages"], "return_token_strs": True}
+    yield "/v1/chat/completions/render", text
+    yield "/v1/chat/completions/render", {"messages": []}
+    shown = [{"type": "image_url", "image_url": {"url": data_url(png(8, 8, (255, 0, 0)))}}]
+    for path in ("/tokenize", "/v1/chat/completions", "/v1/chat/completions/render"):
+        yield path, {"messages": [{"role": "user", "content": shown}]}
+    parts = [{"type": "image_url", "url": shown[0]["image_url"]["url"]}]
+    yield "/inference/v1/generate", {"token_ids": [65], "sampling_params": {"max_tokens": 4}, "content_parts": parts}
     yield "/detokenize", {"tokens": [65, 66]}
     yield "/pause?mode=keep", {}
     yield "/is_paused", None
@@ -284,34 +283,3 @@ def requests() -> Iterator[tuple[str, dict[str, Any] | None]]:
     yield "/v1/models", None
     yield "/version", None
     yield "/load", None
-
-
-async def ask(url: str, path: str, body: dict[str, Any] | None, model: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        return await (http.get(path) if body is None else http.post(path, json=body | {"model": model}))
-
-
-def shape(response: httpx.Response) -> set[str]:
-    """Which members an answer has, and of which JSON type they are; of a stream, those of all its chunks.
-
-    How many tokens a chunk holds depends on the load, and so does whether what only the last one has is null in others.
-    """
-    if response.headers["content-type"].startswith("text/event-stream"):
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-        assert events[-1] == "[DONE]"
-        found = set().union(*(members(json.loads(event)) for event in events[:-1]))
-        return {member for member in found if not member.endswith(": NoneType")}
-    return members(response.json())
-
-
-def members(value: Any, path: str = "") -> set[str]:
-    if isinstance(value, dict):
-        if any(key.isdecimal() for key in value):  # ids as keys
-            value = {"<id>": next(iter(value.values()))}
-        elif path.endswith("top_logprobs[]") and "logprob" not in value and "token_id" not in value:
-            value = {"<token>": next(iter(value.values()))}
-        return {path}.union(*(members(member, f"{path}.{key}".lstrip(".")) for key, member in value.items()))
-    if isinstance(value, list):
-        return {f"{path}: list"}.union(*(members(member, f"{path}[]") for member in value))
-    kind = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
-    return {f"{path}: {kind}"}
