@@ -15,7 +15,7 @@ from rollouts.models import Dataset, Environment, Group, LLMServer, Policy, Proj
 from rollouts.models import Rollout as Row
 from rollouts.run_settings import RunSettings
 from rollouts.services.assign import SLACK, choose_servers, move_rollout
-from rollouts.worker.fleet import BALANCE_SECONDS
+from rollouts.worker.fleet_route import BALANCE_SECONDS
 
 from .servers import Server
 from .workload import Rollout

@@ -114,7 +114,7 @@ def heartbeats(number: int, worker: process.WorkerProcess) -> Callable[[], bool]
     seen: set[Any] = set()
 
     def enough() -> bool:
-        seen.update(WorkerProcess.objects.filter(id=worker._id).values_list("lease_expires_at", flat=True))
+        seen.update(WorkerProcess.objects.filter(id=worker._lease.owner).values_list("lease_expires_at", flat=True))
         return len(seen) > number
 
     return enough
@@ -188,10 +188,10 @@ def test_a_claim_outlives_the_slow_end_of_an_earlier_one(domain: Domain, eval_wo
     """Of the same rollout in the same attempt, in the same process: EVAL was taken away from it, and given to it again."""
     Environment.objects.update(handler="slow")
     rollout = domain.rollout_in(State.EVALUATING)
-    worker = WorkerProcess.objects.get(id=eval_worker._id)
+    worker = WorkerProcess.objects.get(id=eval_worker._lease.owner)
     for claims in (1, 2):
         move([rollout.id], to=State.EVALUATING, guard=Guard([State.EVALUATING]), kind=EventKind.RELEASED)
-        until(lambda: not any(held.interruption is None for held in eval_worker._held.values()))
+        until(lambda: not any(held.interruption is None for held in eval_worker._hands.held.values()))
         domain.hint(rollout)
         eval_worker.take([rollout.id])
         until(lambda claims=claims: CleansUpSlowly.begun == claims)

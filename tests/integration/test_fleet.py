@@ -16,9 +16,10 @@ from rollouts.models import LLMServer, Rollout
 from rollouts.services.claim import Claim
 from rollouts.services.holds import callers, hold_servers, note_quiet, release_servers
 from rollouts.services.servers import remove_server, set_server_state
-from rollouts.worker import fleet
+from rollouts.worker import fleet_route
 from rollouts.worker.database import Database
-from rollouts.worker.fleet import FleetRoute, FleetView
+from rollouts.worker.fleet import FleetView
+from rollouts.worker.fleet_route import FleetRoute
 from tests.integration.domain import Domain
 from tests.integration.test_core_races import domain
 
@@ -202,7 +203,7 @@ async def test_rollouts_of_a_removed_server_go_elsewhere(process: Process):
 
 
 async def test_a_much_busier_server_is_left(process: Process, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fleet, "BALANCE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(fleet_route, "BALANCE_SECONDS", (0.0, 0.0))
     route = await process.begin()
     await process.change(capacity=2)
     other = await process.another_server()

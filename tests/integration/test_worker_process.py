@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollouts.worker.process import Held, Interruption
+from rollouts.worker.hands import Held, Interruption
 
 
 async def test_a_rollout_interrupted_before_its_first_step_still_learns_why():
