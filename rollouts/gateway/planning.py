@@ -13,6 +13,7 @@ from rollouts.gateway.prompts import in_words
 from rollouts.gateway.requests import ModelRequest
 from rollouts.llm.client import ModelClient
 from rollouts.llm.messages import pictures_in
+from rollouts.llm.placed import expands_alike
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask
 from rollouts.llm.toolformats import HERMES, ToolFormat, tool_format
@@ -129,13 +130,14 @@ class Planner:
     async def _fill(self, plan: Plan, request: ModelRequest, point: Point, answered: int) -> None:
         """The ids of a plan that goes on from `point`."""
         context = await self._continuation(request, plan.shown, point, answered)
-        if context is None:
+        whole = self._branches.leading_to(point).followed_by(context or NOTHING)
+        if context is None or not expands_alike(whole, self._route.server.picture_id):
             self.release(plan)
             plan.not_continued = _why_not(point)
             plan.prompt = plan.context = await self._render(request, plan.shown)
             return
-        plan.prompt = self._branches.leading_to(point).followed_by(context)
-        plan.context = plan.prompt if plan.segment is None else context
+        plan.prompt = whole
+        plan.context = whole if plan.segment is None else context
 
     async def _render(self, request: ModelRequest, tools: Tools | None) -> TokenPrompt:
         self._refuse_unseen(request, request.messages)

@@ -53,7 +53,7 @@ async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | N
 
 def _by_frequency(prompt: TokenPrompt) -> list[int]:
     place = prompt.placed[0]
-    counts = Counter(prompt.ids[place.offset : place.offset + place.length])
+    counts = Counter(prompt.ids[place.offset : place.end])
     return [token for token, _ in counts.most_common(MAX_TRIALS)]
 
 

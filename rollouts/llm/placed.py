@@ -8,7 +8,7 @@ reasons.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollouts.llm.answers import token_list
@@ -43,29 +43,31 @@ def misplaced(placed: Sequence[PlacedPicture], length: int) -> str:
     """What is wrong with these places among `length` ids; empty when nothing is."""
     end = 0
     for place in placed:
-        if place.length < 1 or place.offset < end or place.offset + place.length > length:
-            return f"{place.length} ids from {place.offset} on, of {length}, where the picture before ends at {end}"
+        if place.length < 1 or not end <= place.offset <= length - place.length:
+            return f"{place.length} ids from index {place.offset} on, of {length}, after a picture that ends at {end}"
         if not _SHA_256.fullmatch(place.digest):
             return f"{place.digest!r} is no SHA-256"
-        end = place.offset + place.length
+        end = place.end
     return ""
 
 
 def collapsed(prompt: TokenPrompt, picture_id: int) -> list[int]:
     """The ids with one `picture_id` in place of each picture's range."""
     ids: list[int] = []
-    for text in _between_pictures(prompt):
-        ids += [*text, picture_id]
-    return ids[:-1]
+    end = 0
+    for place in prompt.placed:
+        ids += [*prompt.ids[end : place.offset], picture_id]
+        end = place.end
+    return ids + prompt.ids[end:]
 
 
 def expands_alike(prompt: TokenPrompt, picture_id: int | None) -> bool:
-    """Whether a server can find the pictures' ids in what is sent: the first ones of `picture_id` are those that it expands.
+    """Whether a server that gets the collapsed prompt expands the right ids: the first ones of `picture_id` that it finds.
 
-    False when one that means nothing stands before a picture. Models may sample it, and texts may have it written out.
+    False when one that stands for nothing comes before a picture. Models may sample it, and texts may have it written out.
     """
-    *before, _ = _between_pictures(prompt)
-    return not any(picture_id in ids for ids in before)
+    ends = (0, *(place.end for place in prompt.placed))
+    return not any(picture_id in prompt.ids[end : place.offset] for end, place in zip(ends, prompt.placed, strict=False))
 
 
 def content_parts(prompt: TokenPrompt, pictures: Mapping[str, Picture]) -> list[dict[str, str]]:
@@ -86,12 +88,3 @@ def check_seen(seen: Any, prompt: TokenPrompt) -> None:
         f"{len(prompt.ids)}, and they differ from index {first} on",
         retryable=True,
     )
-
-
-def _between_pictures(prompt: TokenPrompt) -> Iterator[list[int]]:
-    """The ids before the first picture, between each two, and after the last."""
-    end = 0
-    for place in prompt.placed:
-        yield prompt.ids[end : place.offset]
-        end = place.offset + place.length
-    yield prompt.ids[end:]

@@ -65,6 +65,11 @@ class PlacedPicture(NamedTuple):
     length: int
     digest: str
 
+    @property
+    def end(self) -> int:
+        """The index after its last id."""
+        return self.offset + self.length
+
     def moved(self, by: int) -> PlacedPicture:
         """The same with `by` more ids before it."""
         return self._replace(offset=self.offset + by)
