@@ -109,8 +109,8 @@ def _as_json(url: str, key: str, run_id: str) -> None:
 
 
 def _arrays(segment: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    token_ids, loss_mask, logprobs = (np.asarray(values) for values in unpack(segment))  # type: ignore[arg-type]
-    return token_ids, loss_mask, logprobs
+    arrays = unpack(segment)  # type: ignore[arg-type]
+    return np.asarray(arrays.token_ids), np.asarray(arrays.loss_mask), np.asarray(arrays.logprobs)
 
 
 def _check(segments: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:

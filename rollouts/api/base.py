@@ -33,6 +33,8 @@ class ApiView(APIView):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
+        if any("\0" in name for name in kwargs.values() if isinstance(name, str)):
+            raise Http404  # Postgres has no such text, and would not even look
         model = self.query_model if request.method == "GET" else Query
         self.query = read_query(model, request.query_params.dict())
 

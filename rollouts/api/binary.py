@@ -23,6 +23,13 @@ class DataRenderer(JSONRenderer):
     format = "data"
 
 
+class PictureRenderer(DataRenderer):
+    """The same for pictures, by any of their types."""
+
+    media_type = "image/*"
+    format = "picture"
+
+
 class MsgpackRenderer(BaseRenderer):
     """Of answers. Problems stay JSON, as everywhere."""
 

@@ -50,6 +50,7 @@ v1 = [
     path("rollouts/<uuid:id>/cancel/", rollouts.RolloutCancel.as_view()),
     path("rollouts/<uuid:id>/trajectory/", rollouts.RolloutTrajectory.as_view()),
     path("rollouts/<uuid:id>/turns/<int:turn>/calls/<int:call>/pictures/<int:index>/", rollouts.RolloutPicture.as_view()),
+    path("rollouts/<uuid:id>/pictures/<str:sha256>/", rollouts.SeenPicture.as_view(), name="api-picture"),
     path("rollouts/<uuid:id>/events/", rollouts.RolloutEvents.as_view()),
     path("rollouts/<uuid:id>/events/stream/", events.RolloutStream.as_view()),
     path("rollouts/<uuid:id>/rewards/", rollouts.RolloutRewards.as_view()),

@@ -8,18 +8,22 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from .types import PackedSegment
+from .types import PackedSegment, PlacedPicture
 
 Number = TypeVar("Number", int, float)
 
 
 class SegmentArrays(NamedTuple):
-    """One append-only sequence. The arrays are equally long: int32, uint8 (1 on sampled ids), float32, int32 (-1 on others)."""
+    """One append-only sequence. The arrays are equally long: int32, uint8 (1 on sampled ids), float32, int32 (-1 on others).
+
+    `pictures` are those among the ids, in order.
+    """
 
     token_ids: array.array[int]
     loss_mask: array.array[int]
     logprobs: array.array[float] | None
     policy_versions: array.array[int]
+    pictures: list[PlacedPicture]
 
 
 def unpack(segment: PackedSegment) -> SegmentArrays:
@@ -30,6 +34,7 @@ def unpack(segment: PackedSegment) -> SegmentArrays:
         loss_mask=_read(array.array("B"), segment["loss_mask"]),
         logprobs=None if logprobs is None else _read(array.array("f"), logprobs),
         policy_versions=_expand(segment["version_runs"]),
+        pictures=segment["pictures"],
     )
 
 

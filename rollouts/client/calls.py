@@ -54,6 +54,7 @@ Id = str | uuid.UUID
 
 _MSGPACK = "application/msgpack"  # carries token arrays as they are
 _COMPRESSED = "application/msgpack+zstd"
+_DATA = "application/octet-stream"
 READ_TIMEOUT = 60.0  # seconds, on top of what a request asks the server to wait
 
 
@@ -95,9 +96,11 @@ class Call(Generic[T]):
 
 
 def _content(response: httpx.Response) -> Any:
-    kind = response.headers.get("Content-Type")
+    kind = response.headers.get("Content-Type", "")
     if kind in (_MSGPACK, _COMPRESSED):
         return msgpack.unpackb(response.content if kind == _MSGPACK else zstd.decompress(response.content))
+    if kind == _DATA or kind.startswith("image/"):
+        return response.content
     return response.json() if response.content else None
 
 
@@ -228,6 +231,10 @@ def rollout(rollout_id: Id) -> Call[RolloutDetail]:
 def trajectory(rollout_id: Id, full_prompts: bool) -> Call[Trajectory]:
     params = {"tokens": "full" if full_prompts else "sampled"}
     return Call("GET", path_of("rollouts", rollout_id, "trajectory"), params=params)
+
+
+def picture(rollout_id: Id, sha256: str) -> Call[bytes]:
+    return Call("GET", path_of("rollouts", rollout_id, "pictures", sha256))
 
 
 def results(run_id: Id, after: str, wait: float, limit: int, include: str, compress: bool) -> Call[ResultsPage]:

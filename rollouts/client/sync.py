@@ -217,6 +217,10 @@ class Client:
         """What the rollout's newest attempt saw and did; `full_prompts` adds every call's whole prompt."""
         return self._send(calls.trajectory(rollout_id, full_prompts))
 
+    def picture(self, rollout_id: Id, sha256: str) -> bytes:
+        """The data of a picture that the rollout's model was shown, by its digest in a message or segment."""
+        return self._send(calls.picture(rollout_id, sha256))
+
     def cancel_run(self, run_id: Id) -> int:
         """Cancel a run. How many of its rollouts were still going."""
         return self._send(calls.cancel("runs", run_id))

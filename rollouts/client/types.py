@@ -325,16 +325,38 @@ class RolloutDetail(Rollout):
     attempts: list[Attempt]
 
 
+class MessagePicture(TypedDict):
+    """A picture that the model was shown; `client.picture(rollout_id, sha256)` brings its data."""
+
+    index: int
+    mime: str
+    size: int
+    sha256: str
+    url: str
+
+
 class Message(TypedDict):
     index: int
     turn: int
     role: str
     name: str
     content: str
+    pictures: list[MessagePicture]
+
+
+class PlacedPicture(TypedDict):
+    """A picture among ids, none of which was sampled: the model sees it in place of `length` ids from `offset` on."""
+
+    offset: int
+    length: int
+    sha256: str
 
 
 class ModelCall(TypedDict):
-    """`prompt_ids` are there when asked for. Latency in seconds. `version_spans`: (policy version, ids) in order."""
+    """`prompt_ids` are there when asked for. Latency in seconds. `version_spans`: (policy version, ids) in order.
+
+    `pictures` are those new in this call; their offsets count from the first id of its prompt.
+    """
 
     turn: int
     segment: int
@@ -344,6 +366,7 @@ class ModelCall(TypedDict):
     text: str
     finish_reason: str
     prompt_tokens: int
+    pictures: list[PlacedPicture]
     policy: str
     policy_version: int
     policy_version_last: int
@@ -383,8 +406,17 @@ class ToolCall(TypedDict):
     duration: float
 
 
-class Segment(TypedDict):
-    """What to train on. The lists are equally long; `loss_mask` is 1 on sampled ids, `policy_versions` -1 on the others."""
+class _AnySegment(TypedDict):
+    opened_by: str
+    parent_segment: int | None
+    pictures: list[PlacedPicture]
+
+
+class Segment(_AnySegment):
+    """What to train on. The lists of numbers are equally long; `loss_mask` is 1 on sampled ids, `policy_versions` -1 on others.
+
+    `opened_by` says why it was begun, `parent_segment` which one it branched off.
+    """
 
     token_ids: list[int]
     loss_mask: list[int]
@@ -392,7 +424,7 @@ class Segment(TypedDict):
     policy_versions: list[int]
 
 
-class PackedSegment(TypedDict):
+class PackedSegment(_AnySegment):
     """A segment as little-endian arrays: int32, uint8, float32; base64 in a JSON answer. `unpack` reads both.
 
     `version_runs` are (policy version, ids) pairs over all ids.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -16,6 +16,8 @@ import structlog
 from django.db import connection
 
 from rollouts.llm.buffer import NOT_SAMPLED
+from rollouts.llm.placed import misplaced
+from rollouts.llm.types import PlacedPicture
 from rollouts.models import Rollout
 
 logger = structlog.get_logger(__name__)
@@ -23,30 +25,64 @@ logger = structlog.get_logger(__name__)
 _ITEM_BYTES = 4  # of a token id and of a logprob
 
 
+class _Call(NamedTuple):
+    """A row of `_CALLS` behind the rollout's id. The arrays are packed; `placed` and `spans` are as `ModelCall` has them."""
+
+    turn: int
+    segment: int
+    opened_by: str
+    parent_segment: int | None
+    prompt_tokens: int
+    context: bytes
+    sampled: bytes
+    logprobs: bytes | None
+    version: int
+    spans: list[list[int]]
+    placed: list[Any]
+
+
+_CALLS = """
+SELECT call.rollout_id, call.turn, call.segment, call.opened_by, call.parent_segment, call.prompt_tokens, call.context_ids,
+  call.sampled_ids, call.logprobs, call.policy_version, call.version_spans, call.placed
+FROM rollouts_modelcall call JOIN rollouts_rollout r ON r.id = call.rollout_id AND r.attempt = call.attempt
+WHERE call.rollout_id = ANY(%s) ORDER BY call.rollout_id, call.turn
+"""
+
+
 @dataclass
 class PackedSegment:
     """A `llm.buffer.Segment`, little-endian: int32 ids, one byte of mask each, float32 logprobs (None when one is unknown).
 
     `version_runs` are [policy version, ids] pairs that cover all ids in order, with -1 for those that were not sampled.
+    `opened_by` says why it was begun, and `parent_segment` from which one it branched off.
     """
 
+    opened_by: str
+    parent_segment: int | None
     token_ids: bytearray = field(default_factory=bytearray)
     loss_mask: bytearray = field(default_factory=bytearray)
     logprobs: bytearray | None = field(default_factory=bytearray)
     version_runs: list[list[int]] = field(default_factory=list)
+    placed: list[PlacedPicture] = field(default_factory=list)
 
-    def add(self, context: bytes, sampled: bytes, logprobs: bytes | None, version: int, spans: list[list[int]]) -> None:
-        self.token_ids += context
-        self.token_ids += sampled
-        self.loss_mask += b"\0" * (len(context) // _ITEM_BYTES)
-        self.loss_mask += b"\1" * (len(sampled) // _ITEM_BYTES)
+    def __len__(self) -> int:
+        """How many ids it has."""
+        return len(self.loss_mask)
+
+    def add(self, call: _Call) -> None:
+        context_ids, sampled_ids = _items(call.context), _items(call.sampled)
+        self.placed += [PlacedPicture(len(self) + offset, length, digest) for offset, length, digest in call.placed]
+        self.token_ids += call.context
+        self.token_ids += call.sampled
+        self.loss_mask += b"\0" * context_ids
+        self.loss_mask += b"\1" * sampled_ids
         if self.logprobs is not None:
-            self.logprobs += b"\0" * len(context)
-            self.logprobs += logprobs or b""
-        if logprobs is None:
+            self.logprobs += b"\0" * len(call.context)
+            self.logprobs += call.logprobs or b""
+        if call.logprobs is None:
             self.logprobs = None
-        self.version_runs.append([NOT_SAMPLED, len(context) // _ITEM_BYTES])
-        self.version_runs += spans or [[version, len(sampled) // _ITEM_BYTES]]
+        self.version_runs.append([NOT_SAMPLED, context_ids])
+        self.version_runs += call.spans or [[call.version, sampled_ids]]
 
 
 @dataclass
@@ -56,17 +92,23 @@ class PackedTokens:
     segments: list[PackedSegment] = field(default_factory=list)
     problem: str = ""
 
-    def add(self, turn: int, segment: int, prompt_tokens: int, context: bytes, sampled: bytes, *rest: Any) -> None:
-        if segment == len(self.segments):
-            self.segments.append(PackedSegment())
-        if not 0 <= segment < len(self.segments):
-            self.problem = self.problem or f"turn {turn} is of segment {segment}, but there are {len(self.segments)} segments"
+    def add(self, call: _Call) -> None:
+        if call.segment == len(self.segments):
+            self.segments.append(PackedSegment(call.opened_by, call.parent_segment))
+        if not 0 <= call.segment < len(self.segments):
+            self._note(f"turn {call.turn} is of segment {call.segment}, but there are {len(self.segments)} segments")
             return
-        ids = self.segments[segment].token_ids
-        sent = (len(ids) + len(context)) // _ITEM_BYTES
-        if sent != prompt_tokens:
-            self.problem = self.problem or f"turn {turn} sent {prompt_tokens} ids, but {sent} are stored"
-        self.segments[segment].add(context, sampled, *rest)
+        segment, context_ids = self.segments[call.segment], _items(call.context)
+        sent = len(segment) + context_ids
+        if sent != call.prompt_tokens:
+            self._note(f"turn {call.turn} sent {call.prompt_tokens} ids, but {sent} are stored")
+        if call.placed and (wrong := misplaced([PlacedPicture(*place) for place in call.placed], context_ids)):
+            self._note(f"turn {call.turn} has a wrong place for a picture: {wrong}")
+        segment.add(call)
+
+    def _note(self, problem: str) -> None:
+        """The first one counts."""
+        self.problem = self.problem or problem
 
     def close(self) -> None:
         """Nothing more comes: keep what can be trained on."""
@@ -76,12 +118,8 @@ class PackedTokens:
             self.segments = []
 
 
-_CALLS = """
-SELECT call.rollout_id, call.turn, call.segment, call.prompt_tokens, call.context_ids, call.sampled_ids, call.logprobs,
-  call.policy_version, call.version_spans
-FROM rollouts_modelcall call JOIN rollouts_rollout r ON r.id = call.rollout_id AND r.attempt = call.attempt
-WHERE call.rollout_id = ANY(%s) ORDER BY call.rollout_id, call.turn
-"""
+def _items(packed: bytes) -> int:
+    return len(packed) // _ITEM_BYTES
 
 
 def packed_tokens(rollouts: Sequence[Rollout]) -> dict[UUID, PackedTokens]:
@@ -91,7 +129,7 @@ def packed_tokens(rollouts: Sequence[Rollout]) -> dict[UUID, PackedTokens]:
     # Django's own cursors have everything sent as text, which doubles the bytes and has to be decoded.
     with psycopg.Cursor(connection.connection) as cursor:
         for rollout_id, *call in cursor.execute(_CALLS, [list(found)], binary=True):
-            found[rollout_id].add(*call)
+            found[rollout_id].add(_Call(*call))
     for rollout_id, tokens in found.items():
         tokens.close()
         if tokens.problem:

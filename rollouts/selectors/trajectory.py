@@ -12,10 +12,10 @@ from django.db.models import F, QuerySet
 
 from rollouts.llm.buffer import Exchange, Segment, TokenBuffer, reconstruct, validate
 from rollouts.llm.types import ModelCallRecord, PlacedPicture, VersionSpan
-from rollouts.models import Message, ModelCall, Rollout, ToolCall, ToolPicture
+from rollouts.models import Message, MessagePicture, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.storage import whole_output
 
-_Row = TypeVar("_Row", Message, ModelCall, ToolCall, ToolPicture)
+_Row = TypeVar("_Row", Message, MessagePicture, ModelCall, ToolCall, ToolPicture)
 
 
 @dataclass
@@ -24,9 +24,10 @@ class Trajectory:
 
     rollout: Rollout
     messages: list[Message] = field(default_factory=list)
+    message_pictures: list[MessagePicture] = field(default_factory=list)
     model_calls: list[ModelCall] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
-    pictures: list[ToolPicture] = field(default_factory=list)
+    tool_pictures: list[ToolPicture] = field(default_factory=list)
 
     @cached_property
     def token_problem(self) -> str:
@@ -54,21 +55,23 @@ class Trajectory:
 
 
 def trajectories(rollouts: Sequence[Rollout], *, excerpts: bool = False) -> dict[UUID, Trajectory]:
-    """The trajectories of several rollouts in four queries. A rollout that has not run yet has an empty one.
+    """The trajectories of several rollouts in five queries. A rollout that has not run yet has an empty one.
 
     Large tool outputs are read from the blob storage unless `excerpts` of them will do. Raises `BlobUnreadable`.
     """
     found = {rollout.id: Trajectory(rollout) for rollout in rollouts}
     for message in _newest(Message, found).order_by("rollout_id", "index"):
         found[message.rollout_id].messages.append(message)
+    for seen in _newest(MessagePicture, found).select_related("blob").order_by("rollout_id", "message", "index"):
+        found[seen.rollout_id].message_pictures.append(seen)
     for call in _newest(ModelCall, found).order_by("rollout_id", "turn"):
         found[call.rollout_id].model_calls.append(call)
     for tool_call in _newest(ToolCall, found).select_related("output_blob").order_by("rollout_id", "turn", "index"):
         if not excerpts:
             tool_call.output = whole_output(tool_call)
         found[tool_call.rollout_id].tool_calls.append(tool_call)
-    for picture in _newest(ToolPicture, found).select_related("blob").order_by("rollout_id", "turn", "call", "index"):
-        found[picture.rollout_id].pictures.append(picture)
+    for displayed in _newest(ToolPicture, found).select_related("blob").order_by("rollout_id", "turn", "call", "index"):
+        found[displayed.rollout_id].tool_pictures.append(displayed)
     return found
 
 

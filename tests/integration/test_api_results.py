@@ -289,7 +289,10 @@ def test_results_carry_rewards_and_trajectories_on_request(case: ApiCase) -> Non
     assert plain["rewards"] == {"correct": 1.0}
     assert "trajectory" not in plain
     [full] = get(case, include="trajectory")["results"]
-    segment = {"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5], "policy_versions": [-1, -1, 1]}
+    segment = {
+        **{"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5], "policy_versions": [-1, -1, 1]},
+        **{"opened_by": "", "parent_segment": None, "pictures": []},
+    }
     assert full["trajectory"]["segments"] == [segment]
     assert {**plain, "trajectory": full["trajectory"]} == full
 
@@ -381,5 +384,5 @@ def test_the_number_of_queries_does_not_grow(case: ApiCase, django_assert_num_qu
     for limit in (1, 20):
         with django_assert_num_queries(6):  # key, run, rollouts, 2 for `done`, rewards (that of the segments is not Django's)
             get(case, limit=limit, include="segments")
-        with django_assert_num_queries(10):  # key, run, rollouts, 2 for `done`, rewards, 4 for trajectories
+        with django_assert_num_queries(11):  # key, run, rollouts, 2 for `done`, rewards, 5 for trajectories
             assert len(get(case, limit=limit, include="trajectory")["results"]) == limit

@@ -144,14 +144,16 @@ def test_a_trajectory_is_the_newest_attempts(case: ApiCase) -> None:
 
 def test_segments_are_ready_to_train_on(case: ApiCase) -> None:
     shown = case.reader.get(f"{ROLLOUTS}{with_trajectory(case).id}/trajectory/").json()
+    unopened = {"opened_by": "", "parent_segment": None, "pictures": []}
     assert shown["segments"] == [
         {
             "token_ids": [1, 2, 3, 7, 8, 4, 9],
             "loss_mask": [0, 0, 0, 1, 1, 0, 1],
             "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
             "policy_versions": [-1, -1, -1, 4, 4, -1, 4],
+            **unopened,
         },
-        {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "logprobs": None, "policy_versions": [-1, -1, 4]},
+        {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "logprobs": None, "policy_versions": [-1, -1, 4], **unopened},
     ]
 
 
@@ -206,7 +208,7 @@ def test_reading_takes_the_same_queries_whatever_the_length(
         case.domain.submit(n=size)
         with django_assert_num_queries(2):  # key, rollouts
             assert len(case.reader.get(ROLLOUTS).json()["results"]) > size
-    with django_assert_num_queries(6):  # key, rollout, messages, model calls, tool calls, pictures
+    with django_assert_num_queries(7):  # key, rollout, messages, model calls, tool calls, pictures of both
         case.reader.get(f"{ROLLOUTS}{rollout.id}/trajectory/?tokens=full")
     with django_assert_num_queries(3):  # key, rollout, events
         case.reader.get(f"{ROLLOUTS}{rollout.id}/events/")

@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
+from django.urls import reverse
 from rest_framework import serializers
 
 from rollouts.api.cursors import position_cursor
 from rollouts.api.serializers.runs import RolloutSerializer
-from rollouts.models import ModelCall, Rollout, ToolCall, ToolPicture
+from rollouts.llm.buffer import Segment
+from rollouts.llm.types import PlacedPicture
+from rollouts.models import MessagePicture, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.results import position_of
 from rollouts.selectors.segments import PackedSegment
 from rollouts.selectors.trajectory import Trajectory
 
 _PROBLEM_HELP = "Why the stored tokens cannot be what was sent and sampled, and are withheld; empty when they can."
+
+
+class MessagePictureSerializer(serializers.Serializer[Any]):
+    """A picture that the model was shown in a message."""
+
+    index = serializers.IntegerField(help_text="Place in its message.")
+    mime = serializers.CharField()
+    size = serializers.IntegerField(help_text="Bytes.")
+    sha256 = serializers.CharField()
+    url = serializers.CharField(help_text="Path of its data.")
 
 
 class MessageSerializer(serializers.Serializer[Any]):
@@ -27,6 +41,15 @@ class MessageSerializer(serializers.Serializer[Any]):
     role = serializers.CharField()
     name = serializers.CharField(help_text="The tool, for role `tool`.")
     content = serializers.CharField()
+    pictures = MessagePictureSerializer(many=True)
+
+
+class PlacedPictureSerializer(serializers.Serializer[Any]):
+    """A picture among ids, none of which was sampled: the model sees it in place of `length` ids from `offset` on."""
+
+    offset = serializers.IntegerField()
+    length = serializers.IntegerField()
+    sha256 = serializers.CharField(help_text="Its data is at `pictures/{sha256}/` of its rollout.")
 
 
 class ModelCallSerializer(serializers.Serializer[Any]):
@@ -40,6 +63,9 @@ class ModelCallSerializer(serializers.Serializer[Any]):
     text = serializers.CharField()
     finish_reason = serializers.CharField()
     prompt_tokens = serializers.IntegerField()
+    pictures = PlacedPictureSerializer(
+        many=True, help_text="Those new to its segment; offsets count from its prompt's first id."
+    )
     policy = serializers.CharField()
     policy_version = serializers.IntegerField(help_text="Of the first sampled id.")
     policy_version_last = serializers.IntegerField(help_text="Of the last sampled id.")
@@ -84,8 +110,16 @@ class ToolCallSerializer(serializers.Serializer[Any]):
     duration = serializers.FloatField(help_text="Seconds.")
 
 
-class SegmentSerializer(serializers.Serializer[Any]):
-    """One append-only sequence, ready to train on. All lists are of the same length."""
+class _AnySegmentSerializer(serializers.Serializer[Any]):
+    """What segments have, packed or not."""
+
+    opened_by = serializers.CharField(help_text="Why it was begun; empty when that was not noted.")
+    parent_segment = serializers.IntegerField(allow_null=True, help_text="Which segment it branched off.")
+    pictures = PlacedPictureSerializer(many=True, help_text="Among its ids, in order.")
+
+
+class SegmentSerializer(_AnySegmentSerializer):
+    """One append-only sequence, ready to train on. The lists with a value for each id are of the same length."""
 
     token_ids = serializers.ListField(child=serializers.IntegerField())
     loss_mask = serializers.ListField(child=serializers.IntegerField(), help_text="1 on sampled ids, 0 elsewhere.")
@@ -97,7 +131,7 @@ class SegmentSerializer(serializers.Serializer[Any]):
     )
 
 
-class PackedSegmentSerializer(serializers.Serializer[Any]):
+class PackedSegmentSerializer(_AnySegmentSerializer):
     """A segment as little-endian arrays, in base64 (JSON) or as they are (MessagePack): 9 to 12 bytes a token instead of 50."""
 
     token_ids = serializers.CharField(help_text="int32")
@@ -151,9 +185,13 @@ class ResultsSerializer(serializers.Serializer[Any]):
 def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> dict[str, Any]:
     """As `TrajectorySerializer` describes it."""
     calls = [_model_call(call) for call in trajectory.model_calls]
-    pictures: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for picture in trajectory.pictures:
-        pictures[picture.turn, picture.call].append(_picture(picture))
+    displayed: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for one in trajectory.tool_pictures:
+        displayed[one.turn, one.call].append(_picture(one))
+    seen: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for picture in trajectory.message_pictures:
+        seen[picture.message].append({**_picture(picture), "url": _path_of(picture)})
+    began = {call.segment: call for call in reversed(trajectory.model_calls)}
     if full_prompts and not trajectory.token_problem:
         for call, exchange in zip(calls, trajectory.exchanges(), strict=True):
             call["prompt_ids"] = exchange.prompt_ids
@@ -162,37 +200,47 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
         "attempt": trajectory.rollout.attempt,
         "fidelity": trajectory.rollout.fidelity,
         "messages": [
-            {"index": m.index, "turn": m.turn, "role": m.role, "name": m.name, "content": m.content}
+            {
+                **{"index": m.index, "turn": m.turn, "role": m.role, "name": m.name, "content": m.content},
+                "pictures": seen[m.index],
+            }
             for m in trajectory.messages
         ],
         "model_calls": calls,
-        "tool_calls": [_tool_call(call, pictures[call.turn, call.index]) for call in trajectory.tool_calls],
-        "segments": [
-            {
-                "token_ids": segment.ids,
-                "loss_mask": segment.mask,
-                "logprobs": segment.logprobs,
-                "policy_versions": segment.versions,
-            }
-            for segment in trajectory.segments()
-        ],
+        "tool_calls": [_tool_call(call, displayed[call.turn, call.index]) for call in trajectory.tool_calls],
+        "segments": [_segment(segment, began[number]) for number, segment in enumerate(trajectory.segments())],
         "token_problem": trajectory.token_problem,
+    }
+
+
+def _segment(segment: Segment, first: ModelCall) -> dict[str, Any]:
+    return {
+        "opened_by": first.opened_by,
+        "parent_segment": first.parent_segment,
+        "pictures": _places(segment.placed),
+        "token_ids": segment.ids,
+        "loss_mask": segment.mask,
+        "logprobs": segment.logprobs,
+        "policy_versions": segment.versions,
     }
 
 
 def packed_segment_json(segment: PackedSegment) -> dict[str, Any]:
     """As `PackedSegmentSerializer` describes it."""
     return {
+        **packed_segment_raw(segment),
         "token_ids": _base64(segment.token_ids),
         "loss_mask": _base64(segment.loss_mask),
         "logprobs": None if segment.logprobs is None else _base64(segment.logprobs),
-        "version_runs": segment.version_runs,
     }
 
 
 def packed_segment_raw(segment: PackedSegment) -> dict[str, Any]:
     """As `PackedSegmentSerializer` describes it, but the bytes themselves."""
     return {
+        "opened_by": segment.opened_by,
+        "parent_segment": segment.parent_segment,
+        "pictures": _places(segment.placed),
         "token_ids": segment.token_ids,
         "loss_mask": segment.loss_mask,
         "logprobs": segment.logprobs,
@@ -204,7 +252,12 @@ def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+def _places(placed: Iterable[PlacedPicture]) -> list[dict[str, Any]]:
+    return [{"offset": place.offset, "length": place.length, "sha256": place.digest} for place in placed]
+
+
 def _model_call(call: ModelCall) -> dict[str, Any]:
+    before = call.prompt_tokens - len(call.context_ids)
     return {
         "turn": call.turn,
         "segment": call.segment,
@@ -213,6 +266,7 @@ def _model_call(call: ModelCall) -> dict[str, Any]:
         "text": call.text,
         "finish_reason": call.finish_reason,
         "prompt_tokens": call.prompt_tokens,
+        "pictures": _places(PlacedPicture(before + offset, length, digest) for offset, length, digest in call.placed),
         "policy": call.policy,
         "policy_version": call.policy_version,
         "policy_version_last": call.policy_version if call.policy_version_last is None else call.policy_version_last,
@@ -227,8 +281,12 @@ def _model_call(call: ModelCall) -> dict[str, Any]:
     }
 
 
-def _picture(picture: ToolPicture) -> dict[str, Any]:
+def _picture(picture: ToolPicture | MessagePicture) -> dict[str, Any]:
     return {"index": picture.index, "mime": picture.mime, "size": picture.blob.size, "sha256": picture.blob_id}
+
+
+def _path_of(picture: MessagePicture) -> str:
+    return reverse("api-picture", args=[picture.rollout_id, picture.blob_id])
 
 
 def _tool_call(call: ToolCall, pictures: list[dict[str, Any]]) -> dict[str, Any]:

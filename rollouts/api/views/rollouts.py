@@ -5,12 +5,13 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
+from django.utils.http import parse_etags, quote_etag
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from rollouts.api.base import ApiView, ListView, find
-from rollouts.api.binary import DataRenderer
+from rollouts.api.binary import DataRenderer, PictureRenderer
 from rollouts.api.queries import PageQuery, RolloutQuery, TrajectoryQuery
 from rollouts.api.schema import documented, page_of
 from rollouts.api.serializers.history import AttemptHistorySerializer, AttemptsSerializer
@@ -23,11 +24,15 @@ from rollouts.api.serializers.runs import (
     RolloutSerializer,
 )
 from rollouts.api.serializers.trajectory import TrajectorySerializer, trajectory_json
+from rollouts.llm.pictures import type_of
 from rollouts.selectors.history import attempts_of
 from rollouts.selectors.rollouts import events_of, listed_rollouts, rewards_of, rollouts_of
-from rollouts.selectors.storage import picture_of
+from rollouts.selectors.storage import picture_of, seen_picture
 from rollouts.selectors.trajectory import trajectories
 from rollouts.services.cancel import cancel_rollouts
+
+# What a digest names never changes; whoever may not read it any more shall not see it for long.
+_PICTURE_SECONDS = 86_400
 
 
 class RolloutList(ListView):
@@ -73,6 +78,25 @@ class RolloutPicture(ApiView):
             raise Http404
         headers = {"X-Content-Type-Options": "nosniff"}
         return HttpResponse(picture.blob.content(), content_type=DataRenderer.media_type, headers=headers)
+
+
+class SeenPicture(ApiView):
+    renderer_classes = [PictureRenderer, JSONRenderer]
+
+    @documented(
+        "get_seen_picture", "The data of a picture that the model was shown", bytes, status=(200, PictureRenderer.media_type)
+    )
+    def get(self, request: Request, id: UUID, sha256: str) -> HttpResponse:
+        picture = seen_picture(find(rollouts_of(self.project), id), sha256)
+        if picture is None:
+            raise Http404
+        etag = quote_etag(picture.blob_id)
+        headers = {"ETag": etag, "Cache-Control": f"private, max-age={_PICTURE_SECONDS}, immutable"}
+        if etag in parse_etags(request.headers.get("If-None-Match", "")):
+            return HttpResponse(status=304, headers=headers)
+        data = picture.blob.content()
+        headers |= {"X-Content-Type-Options": "nosniff", "Content-Disposition": f'attachment; filename="{picture.blob_id}"'}
+        return HttpResponse(data, content_type=type_of(data) or DataRenderer.media_type, headers=headers)
 
 
 class RolloutEvents(ListView):
