@@ -19,6 +19,7 @@ from rollouts.models import (
     Group,
     LLMServer,
     Message,
+    MessagePicture,
     ModelCall,
     Policy,
     Project,
@@ -31,6 +32,8 @@ from rollouts.models import (
     WorkerProcess,
 )
 from rollouts.run_settings import RunSettings
+from rollouts.services import blobs
+from sandboxes.protocol import Picture
 from tests.integration.web_texts import ARITHMETIC_TURNS, SWE_PROMPT, SWE_TURNS, TRACEBACK, TurnText
 
 SYSTEM = "You are a helpful assistant that can interact with a computer shell to solve programming tasks."
@@ -264,6 +267,12 @@ class WebWorld:
             sampled_tokens=rollout.sampled_tokens,
             policy_version=rollout.policy_version,
         )
+
+    def show(self, rollout: Rollout, message: int, *pictures: Picture) -> None:
+        """Put pictures into a message of the rollout's newest attempt."""
+        place = {"rollout": rollout, "attempt": rollout.attempt, "message": message}
+        for index, picture in enumerate(pictures):
+            MessagePicture.objects.create(**place, index=index, mime=picture.mime, blob_id=blobs.put(picture.data))
 
     def finish(self, rollout: Rollout, fate: Ended) -> None:
         """End a rollout that was waiting or running."""
