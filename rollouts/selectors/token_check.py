@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import validate
-from rollouts.models import ModelCall, Rollout, Run
+from rollouts.models import MessagePicture, ModelCall, Rollout, Run
 from rollouts.selectors.trajectory import record_of
 
 _ROLLOUTS_AT_ONCE = 200
@@ -37,24 +38,30 @@ def check_tokens(run: Run | None = None) -> Iterator[TokenCheck]:
         after = batch[-1].id
         by_id = {rollout.id: rollout for rollout in batch}
         calls = ModelCall.objects.filter(rollout__in=batch).order_by("rollout_id", "attempt", "turn").iterator(chunk_size=100)
+        pictures: defaultdict[tuple[UUID, int], set[str]] = defaultdict(set)
+        for *place, digest in MessagePicture.objects.filter(rollout__in=batch).values_list("rollout_id", "attempt", "blob_id"):
+            pictures[place[0], place[1]].add(digest)
         for (rollout_id, attempt), group in itertools.groupby(calls, key=lambda call: (call.rollout_id, call.attempt)):
-            yield _check(by_id[rollout_id], attempt, group)
+            yield _check(by_id[rollout_id], attempt, group, pictures[rollout_id, attempt])
 
 
-def _check(rollout: Rollout, attempt: int, calls: Iterator[ModelCall]) -> TokenCheck:
+def _check(rollout: Rollout, attempt: int, calls: Iterator[ModelCall], pictures: set[str]) -> TokenCheck:
+    """`pictures` are those whose data is stored with the attempt's messages."""
     checked = 0
+    problem = ""
 
     def counted() -> Iterator[ModelCall]:
-        nonlocal checked
+        nonlocal checked, problem
         for call in calls:
             checked += 1
+            if lost := next((digest for *_, digest in call.placed if digest not in pictures), ""):
+                problem = problem or f"turn {call.turn} has a picture that no message has, {lost}"
             yield call
 
     try:
         found = validate(map(record_of, counted())).fidelity
     except ValueError as error:
         return TokenCheck(rollout.id, attempt, checked, None, str(error))
-    problem = ""
     if attempt == rollout.attempt and rollout.fidelity and rollout.fidelity != found:
-        problem = f"its badge is {rollout.fidelity}, its calls are {found}"
+        problem = problem or f"its badge is {rollout.fidelity}, its calls are {found}"
     return TokenCheck(rollout.id, attempt, checked, found, problem)

@@ -18,7 +18,7 @@ async def without_large_outputs(database: Database, record: TurnRecord) -> TurnR
     if any(blobs.is_large(call.output) for call in record.tool_calls):
         calls = [await database.insist(blobs.offload_tool_output, call) for call in record.tool_calls]
         record = dataclasses.replace(record, tool_calls=calls)
-    if any(part.pictures for part in (*record.messages, *record.tool_calls)):
+    if any(message.pictures for message in record.messages) or any(call.pictures for call in record.tool_calls):
         record = await database.insist(blobs.offload_pictures, record)
     return record
 

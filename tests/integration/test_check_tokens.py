@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rollouts.lifecycle import State
-from rollouts.models import ModelCall, Rollout
+from rollouts.models import Blob, MessagePicture, ModelCall, Rollout
 from tests.integration.domain import Domain
 
 pytestmark = pytest.mark.django_db
@@ -84,6 +84,18 @@ def test_what_is_wrong_is_named(world: Domain, change: dict[str, Any], problem: 
     assert f"WRONG rollout {rollout.id} attempt 1: {problem}" in shown
     assert shown.endswith("; 1 wrong\n")
     assert status == 1
+
+
+def test_pictures_are_where_they_can_be_and_their_data_is_there(world: Domain) -> None:
+    rollout = sampled(world.rollout_in(State.SUCCEEDED), fidelity="token-exact")
+    blob = Blob.objects.create(sha256="c" * 64, file="c", size=1, stored_size=1, encoding="identity")
+    calls = ModelCall.objects.filter(rollout=rollout, turn=1)
+    calls.update(placed=[[1, 1, blob.sha256]])
+    assert f"attempt 1: turn 1 has a picture that no message has, {blob.sha256}\n" in check("--all")[0]
+    MessagePicture.objects.create(rollout=rollout, attempt=1, message=0, index=0, mime="image/png", blob=blob)
+    assert check("--all") == ("2 calls checked; attempts: 1 token-exact; 0 wrong\n", 0)
+    calls.update(placed=[[1, 2, blob.sha256]])
+    assert "attempt 1: turn 1 has a wrong place for a picture" in check("--all")[0]
 
 
 def test_a_badge_that_does_not_fit_is_wrong(world: Domain) -> None:

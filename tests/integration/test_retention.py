@@ -22,6 +22,7 @@ from rollouts.models import (
     Blob,
     IdempotentResponse,
     Message,
+    MessagePicture,
     ModelCall,
     Project,
     Rescoring,
@@ -87,6 +88,7 @@ def with_trajectory(rollout: Rollout) -> Rollout:
     )
     blob = blobs.put(b"output" * 1000)
     ToolCall.objects.create(**place, index=0, name="bash", started_at=timezone.now(), duration=1, output_blob_id=blob)
+    MessagePicture.objects.create(rollout=rollout, attempt=1, message=0, index=0, mime="image/png", blob_id=blob)
     ToolPicture.objects.create(**place, call=0, index=0, mime="image/png", blob_id=blob)
     failure = {"stage": Stage.RUN.value, "cause": Cause.MODEL_ERROR.value, "blame": "infrastructure", "retried_as": "requeued"}
     StageFailure.objects.create(rollout=rollout, attempt=1, **failure)
@@ -106,8 +108,11 @@ def finished(domain: Domain, *, days: float, run: Run | None = None) -> Rollout:
     return rollout
 
 
+TRAJECTORY = ("Message", "MessagePicture", "ModelCall", "ToolCall", "ToolPicture")
+
+
 def rows_of(rollout: Rollout) -> dict[str, int]:
-    models = (Message, ModelCall, ToolCall, ToolPicture, RolloutEvent, StageFailure)
+    models = (Message, MessagePicture, ModelCall, ToolCall, ToolPicture, RolloutEvent, StageFailure)
     return {model.__name__: model._default_manager.filter(rollout=rollout).count() for model in models}
 
 
@@ -132,7 +137,7 @@ class TestTrajectories:
         assert set(before.values()).isdisjoint({0})
         assert count_prunable()["trajectories"] == 1
         assert removed() == {"trajectories": 1}
-        assert rows_of(old) == {**before, "Message": 0, "ModelCall": 0, "ToolCall": 0, "ToolPicture": 0}
+        assert rows_of(old) == before | dict.fromkeys(TRAJECTORY, 0)
         assert rows_of(young) == rows_of(other) == before
         pruned = Rollout.objects.get(id=old.id)
         assert (pruned.state, pruned.reward, pruned.termination_cause, pruned.turns) == ("succeeded", 1.0, "completed", 1)
@@ -145,8 +150,7 @@ class TestTrajectories:
         rollout = finished(domain, days=8)
         keep(domain.project, events=7, trajectories=30)
         assert removed() == {"histories": 1}
-        kept = {"Message": 1, "ModelCall": 1, "ToolCall": 1, "ToolPicture": 1}
-        assert rows_of(rollout) == {**kept, "RolloutEvent": 0, "StageFailure": 0}
+        assert rows_of(rollout) == {**dict.fromkeys(TRAJECTORY, 1), "RolloutEvent": 0, "StageFailure": 0}
         assert Rollout.objects.get(id=rollout.id).events_pruned_at is not None
 
     @pytest.mark.parametrize("state", [State.QUEUED, State.INITIALIZING, State.READY, State.RUNNING, State.EVALUATING])

@@ -7,7 +7,7 @@ from typing import Any
 from rollouts.api.serializers.runs import RolloutEventSerializer, RolloutSerializer
 from rollouts.models import Rollout, RolloutEvent
 from rollouts.selectors.live import RunProgress
-from rollouts.selectors.timeline import ToolStep, Turn
+from rollouts.selectors.timeline import Said, ToolStep, Turn
 
 MAX_CHARS = 2000  # of a text in a summary
 
@@ -23,7 +23,7 @@ def turn_json(turn: Turn, attempt: int) -> dict[str, Any]:
     return {
         "attempt": attempt,
         "turn": turn.number,
-        "messages": [{"role": m.role, "name": m.name, "content": _cut(m.content)} for m in turn.messages],
+        "messages": [_message_json(said) for said in turn.messages],
         "reply": _cut(turn.reply),
         "finish_reason": call.finish_reason if call else "",
         "sampled_tokens": call.sampled_tokens if call else 0,  # type: ignore[attr-defined]  # counted by the query
@@ -31,6 +31,11 @@ def turn_json(turn: Turn, attempt: int) -> dict[str, Any]:
         "latency": call.latency if call else None,
         "tool_calls": [_tool_json(step) for step in turn.tools],
     }
+
+
+def _message_json(said: Said) -> dict[str, Any]:
+    message, pictures = said
+    return {"role": message.role, "name": message.name, "content": _cut(message.content), "pictures": len(pictures)}
 
 
 def _tool_json(step: ToolStep) -> dict[str, Any]:
