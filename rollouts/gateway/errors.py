@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import NamedTuple
+
+from rollouts.llm.errors import ModelError
+from rollouts.llm.route import Overtaken
+
+_ADDRESS = re.compile(
+    r"[a-z][a-z0-9+.-]{0,20}://[^\s'\"<>,;]+"  # a URL
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"
+    r"|\[[0-9a-f]*:[0-9a-f:.]+\](?::\d+)?",
+    re.IGNORECASE,
+)
 
 
 class Kind(enum.Enum):
@@ -49,6 +60,17 @@ class CallRefused(Exception):
 def refuse(field: str, message: str) -> CallRefused:
     """The request is wrong in `field`."""
     return CallRefused(Kind.INVALID, f"{field}: {message}", field=field)
+
+
+def refusal_of(error: ModelError) -> CallRefused:
+    """What an agent is told of it. Where servers are is no agent's business, and their words may say that anywhere."""
+    if error.status == 400:
+        return CallRefused(Kind.INVALID, _ADDRESS.sub("the model server", str(error)), field="messages")
+    if error.retryable:
+        return CallRefused(Kind.NO_SERVER, "no model server could answer this call; send it again", retry_after=1)
+    if isinstance(error, Overtaken):
+        return CallRefused(Kind.MODEL_FAILED, f"the model's weights have changed: {error}")
+    return CallRefused(Kind.MODEL_FAILED, "the model server failed at this call")
 
 
 class SessionClosed(Exception):

@@ -54,6 +54,7 @@ class SandboxGateway:
             sampling=self.sampling,
             call_timeout=self.call_timeout,
             model=access.model,
+            max_calls=max_calls,
         )
         server = _Server(access)
         try:
