@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import structlog
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
-from rollouts.llm.errors import ModelError
+from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import pictures_in
 from rollouts.llm.pictures import picture_message
 from rollouts.llm.placed import expands_alike
@@ -17,6 +20,8 @@ from rollouts.llm.types import ChatMessage, ModelCallRecord, Sampling, SegmentCa
 from sandboxes.protocol import Picture
 
 logger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Conversation:
@@ -84,9 +89,7 @@ class Conversation:
         """
         context = await self._continuation()
         if context is None:
-            context = await ask(
-                self._route, lambda server: self._client.render(server, self.messages, add_generation_prompt=True)
-            )
+            context = await self._ask(lambda server: self._client.render(server, self.messages, add_generation_prompt=True))
             prompt, segment = context, len(self._segments)
         else:
             segment = len(self._segments) - 1
@@ -127,6 +130,8 @@ class Conversation:
     async def _can_show(self, server: ServerAddress, picture: Picture) -> bool:
         try:
             await self._client.render(server, [picture_message("", picture)], add_generation_prompt=False)
+        except ContextOverflow:
+            return False
         except ModelError as error:
             # vLLM answers 400 to a picture that it cannot read, and 500 to some that it does not want to.
             if error.status not in (400, 500):
@@ -135,12 +140,22 @@ class Conversation:
             return False
         return True
 
+    async def _ask(self, question: Callable[[ServerAddress], Awaitable[Result]]) -> Result:
+        """As `ask`. A conversation with pictures that has begun goes on at servers that see: it began at one."""
+
+        async def of_one_that_sees(server: ServerAddress) -> Result:
+            if len(self._segments) and server.picture_id is None and pictures_in(self.messages):
+                raise ModelError(f"{server.model} at {server.url} takes no pictures, and there were some", retryable=True)
+            return await question(server)
+
+        return await ask(self._route, of_one_that_sees)
+
     async def _continuation(self) -> TokenPrompt | None:
         """What to append to the current segment, or None when a new segment must start."""
         if self._last_id is None:
             return None
         last_id, history, new = self._last_id, self.messages[: self._answered], self.messages[self._answered :]
-        context = await ask(self._route, lambda server: self._client.turns.continuation(server, last_id, history, new))
+        context = await self._ask(lambda server: self._client.turns.continuation(server, last_id, history, new))
         if context is not None and context.placed:
             whole = self._so_far.followed_by(context)
             return context if expands_alike(whole, self._route.server.picture_id) else None

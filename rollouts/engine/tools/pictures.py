@@ -45,7 +45,7 @@ class PictureChooser:
                 left_out[str(error)] += 1
                 continue
             if len(picture.data) > self._bytes_left:
-                left_out[f"those shown so far leave {self._bytes_left} bytes for more"] += 1
+                left_out[f"those shown before leave room for {self._bytes_left} bytes"] += 1
             elif not await can_show(picture):
                 left_out[_REFUSED] += 1
             else:

@@ -12,6 +12,7 @@ from rollouts.llm.scripted.errors import BadRequest
 from rollouts.llm.scripted.sequences import Given, Place
 from rollouts.llm.scripted.tokenizer import FRAME, PICTURE, Tokenizer
 
+_END_OF_PNG = b"IEND\xaeB`\x82"
 _UNREADABLE = "Failed to load image: cannot identify image file <_io.BytesIO object>"
 
 
@@ -32,6 +33,8 @@ def load(url: str) -> bytes:
         raise BadRequest(f"Failed to load image: {exc}") from exc
     if not comma or type_of(picture) is None:
         raise BadRequest(_UNREADABLE)
+    if picture[12:16] == b"IHDR" and not picture.endswith(_END_OF_PNG):
+        raise BadRequest("Failed to load image: image file is truncated")
     return picture
 
 
