@@ -10,6 +10,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from rollouts.models import LLMServer, Rollout
+from rollouts.selectors.trajectory import trajectories
 from rollouts.services.assign import choose_servers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +57,11 @@ def test_servers_and_rollouts_are_kept(newest: str) -> None:
     )
     rollouts = old.get_model("rollouts", "Rollout").objects
     rollouts.create(index=0, state="queued", **part)
-    rollouts.create(index=1, state="running", attempt=1, lease_owner=worker, llm_server=servers["live"], node="n", **part)
+    row = rollouts.create(index=1, state="running", attempt=1, lease_owner=worker, llm_server=servers["live"], node="n", **part)
+    call = {"prompt_tokens": 2, "policy": "tiny", "policy_version": 0, "finish_reason": "stop", "latency": 0.1}
+    old.get_model("rollouts", "ModelCall").objects.create(
+        rollout=row, attempt=1, turn=0, context_ids=[1, 2], sampled_ids=[3], logprobs=[-0.5], **call
+    )
 
     migrate(newest)
     admissions = {s.url: (s.admission, s.health, s.engine, s.hold) for s in LLMServer.objects.all()}
@@ -67,6 +72,10 @@ def test_servers_and_rollouts_are_kept(newest: str) -> None:
     }
     queued, running = Rollout.objects.order_by("index")
     assert (running.state, running.llm_server_id) == ("running", servers["live"].id)
+    trajectory = trajectories([running])[running.id]
+    assert (trajectory.token_problem, trajectory.message_pictures) == ("", [])
+    [segment] = trajectory.segments()
+    assert (segment.ids, segment.placed) == ([1, 2, 3], [])
     assert choose_servers([queued.id]) == {}
     LLMServer.objects.filter(url="http://live").update(health="live", capabilities={"features": ["token_ids"]})
     assert choose_servers([queued.id, running.id]) == {id_: servers["live"].id for id_ in (queued.id, running.id)}
