@@ -84,7 +84,7 @@ def check_seen(seen: Any, prompt: TokenPrompt) -> None:
     shorter = min(len(seen), len(prompt.ids))
     first = next((at for at in range(shorter) if seen[at] != prompt.ids[at]), shorter)
     raise ModelError(
-        f"the server expanded the pictures to other ids than were rendered: the model saw {len(seen)} ids and not "
-        f"{len(prompt.ids)}, and they differ from index {first} on",
+        f"the server expanded the pictures to other ids than it rendered: the model saw {len(seen)} ids, "
+        f"{len(prompt.ids)} were rendered, and they differ from index {first} on",
         retryable=True,
     )
