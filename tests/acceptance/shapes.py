@@ -13,20 +13,25 @@ _ONLY_IN_VLLM = ("system_fingerprint", "service_tier", "data[].permission", "dat
 
 async def same_shapes(path: str, body: dict[str, Any] | None, real: tuple[str, str], scripted: tuple[str, str]) -> None:
     """Ask both, each given as its URL and model; a body of None is a GET. Fails where the answers differ in status or shape."""
-    theirs, ours = await asyncio.gather(_ask(path, body, *real), _ask(path, body, *scripted))
-    assert ours.status_code == theirs.status_code, (path, body, ours.text, theirs.text)
-    missing = shape(ours) - shape(theirs)
-    assert not missing, f"{path} {body}: not in vLLM's answer: {sorted(missing)}"
-    unknown = {member for member in shape(theirs) - shape(ours) if not member.startswith(_ONLY_IN_VLLM)}
-    assert not unknown, f"{path} {body}: only in vLLM's answer: {sorted(unknown)}"
+    theirs, ours = await asyncio.gather(ask(path, body, *real), ask(path, body, *scripted))
+    compare(theirs, ours, f"{path} {body}")
 
 
-async def _ask(path: str, body: dict[str, Any] | None, url: str, model: str) -> httpx.Response:
+async def ask(path: str, body: dict[str, Any] | None, url: str, model: str) -> httpx.Response:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         return await (http.get(path) if body is None else http.post(path, json=body | {"model": model}))
 
 
-def shape(response: httpx.Response) -> set[str]:
+def compare(theirs: httpx.Response, ours: httpx.Response, what: str) -> None:
+    """vLLM's answer and the scripted server's to the same request."""
+    assert ours.status_code == theirs.status_code, (what, ours.text, theirs.text)
+    missing = _shape(ours) - _shape(theirs)
+    assert not missing, f"{what}: not in vLLM's answer: {sorted(missing)}"
+    unknown = {member for member in _shape(theirs) - _shape(ours) if not member.startswith(_ONLY_IN_VLLM)}
+    assert not unknown, f"{what}: only in vLLM's answer: {sorted(unknown)}"
+
+
+def _shape(response: httpx.Response) -> set[str]:
     """Which members an answer has, and of which JSON type they are; of a stream, those of all its chunks.
 
     How many tokens a chunk holds depends on the load, and so does whether what only the last one has is null in others.

@@ -8,10 +8,11 @@ import shutil
 from pathlib import Path
 
 from prorl_site.embedded.vllm import VllmHome, VllmServer
-from prorl_site.embedded.vllm_install import TINY_MODEL
+from prorl_site.embedded.vllm_install import TINY_MODEL, TINY_VISION_MODEL
 
 CLONE = Path(__file__).resolve().parents[2]
 MODEL_FILES = VllmHome(CLONE).models / TINY_MODEL
+VISION_MODEL_FILES = VllmHome(CLONE).models / TINY_VISION_MODEL
 
 
 def start_tiny_vllm() -> VllmServer:
