@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -11,9 +11,9 @@ from rollouts.engine.agent import Agent, AgentSettings
 from rollouts.engine.tools import ToolArguments, ToolResult
 from rollouts.environments.base import (
     ANSWER,
-    EnvironmentConfig,
     EvalContext,
     InitContext,
+    PlainEnvironment,
     RewardComponent,
     RunContext,
     Score,
@@ -30,18 +30,10 @@ class StagedTask(TaskPayload):
     eval: float = Field(ge=0)
 
 
-class Staged:
+class Staged(PlainEnvironment):
     """Stages that only take their time: no sandbox, no model, no CPU."""
 
-    config: ClassVar = EnvironmentConfig
     task: ClassVar = StagedTask
-    evaluates_in_sandbox: ClassVar = False
-
-    def check_task(self, task: StagedTask) -> None:
-        """Every task can be scored."""
-
-    def sandbox_spec(self, config: Any, task: StagedTask) -> None:
-        return None
 
     async def initialize(self, ctx: InitContext) -> None:
         await asyncio.sleep(ctx.task.init)
@@ -77,21 +69,10 @@ class QuestionTask(TaskPayload):
     question: str
 
 
-class Turns:
+class Turns(PlainEnvironment):
     """A conversation of as many turns as the model likes, without a sandbox; an answer is right."""
 
-    config: ClassVar = EnvironmentConfig
     task: ClassVar = QuestionTask
-    evaluates_in_sandbox: ClassVar = False
-
-    def check_task(self, task: QuestionTask) -> None:
-        """Every task can be scored."""
-
-    def sandbox_spec(self, config: Any, task: QuestionTask) -> None:
-        return None
-
-    async def initialize(self, ctx: InitContext) -> None:
-        """There is nothing to prepare."""
 
     async def run(self, ctx: RunContext) -> Termination:
         agent = Agent(ctx.conversation, [NoteTool()], AgentSettings(max_turns=20), ctx.recorder)

@@ -13,14 +13,13 @@ from rollouts.environments.base import (
     ANSWER,
     EnvironmentConfig,
     EvalContext,
-    InitContext,
+    PlainEnvironment,
     RewardComponent,
     RunContext,
     Score,
     TaskPayload,
 )
 from rollouts.lifecycle import Termination
-from sandboxes.protocol import SandboxSpec
 
 _INTEGER = re.compile(r"-?[0-9]+")
 
@@ -43,21 +42,11 @@ class ArithmeticTask(TaskPayload):
     b: int = Field(ge=0, le=10**9)
 
 
-class Arithmetic:
+class Arithmetic(PlainEnvironment):
     """`a + b`, rewarded with 1 or 0."""
 
     config: ClassVar = ArithmeticConfig
     task: ClassVar = ArithmeticTask
-    evaluates_in_sandbox: ClassVar = False
-
-    def check_task(self, task: ArithmeticTask) -> None:
-        """Every pair of numbers has a sum."""
-
-    def sandbox_spec(self, config: ArithmeticConfig, task: ArithmeticTask) -> SandboxSpec | None:
-        return None
-
-    async def initialize(self, ctx: InitContext) -> None:
-        """Nothing to prepare."""
 
     async def run(self, ctx: RunContext) -> Termination:
         question = ctx.config.prompt.replace("{a}", str(ctx.task.a)).replace("{b}", str(ctx.task.b))

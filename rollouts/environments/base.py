@@ -182,6 +182,23 @@ class Environment(Protocol):
         ...
 
 
+class PlainEnvironment:
+    """What an environment need not say: without settings, for any task, without a sandbox. Override what does not fit."""
+
+    config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    task: ClassVar[type[TaskPayload]] = TaskPayload
+    evaluates_in_sandbox: ClassVar[bool] = False
+
+    def check_task(self, task: Any) -> None:
+        """Every task can be scored."""
+
+    def sandbox_spec(self, config: Any, task: Any) -> SandboxSpec | None:
+        return None
+
+    async def initialize(self, ctx: InitContext) -> None:
+        """There is nothing to prepare."""
+
+
 @runtime_checkable
 class KnowsGoldAnswer(Protocol):
     """An environment that can solve its own tasks, which lets the conformance kit check its scoring."""

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rollouts.engine.errors import EnvironmentFailed, EvaluationFailed
-from rollouts.environments.base import EnvironmentConfig, EvalContext, InitContext, RunContext, Score, TaskPayload
+from rollouts.environments.base import EvalContext, PlainEnvironment, RunContext, Score, TaskPayload
 from rollouts.lifecycle import Termination
-from sandboxes.protocol import SandboxSpec
 
 EXTERNAL = "external"
 
@@ -20,21 +19,10 @@ class ExternalTask(TaskPayload):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-class External:
+class External(PlainEnvironment):
     """Carried out and scored outside; only sessions can use it."""
 
-    config: ClassVar = EnvironmentConfig
     task: ClassVar = ExternalTask
-    evaluates_in_sandbox: ClassVar = False
-
-    def check_task(self, task: ExternalTask) -> None:
-        """Nothing here scores it, so anything is fine."""
-
-    def sandbox_spec(self, config: EnvironmentConfig, task: ExternalTask) -> SandboxSpec | None:
-        return None
-
-    async def initialize(self, ctx: InitContext) -> None:
-        """Nothing to prepare."""
 
     async def run(self, ctx: RunContext) -> Termination:
         raise EnvironmentFailed("its agent lives elsewhere: open a session instead of submitting a group")

@@ -14,6 +14,7 @@ from rollouts.environments.base import (
     EnvironmentConfig,
     EvalContext,
     InitContext,
+    PlainEnvironment,
     RewardComponent,
     RunContext,
     Score,
@@ -36,15 +37,12 @@ class NotesTask(TaskPayload):
     init_seconds: float = 0.0
 
 
-class BareNotes:
+class BareNotes(PlainEnvironment):
     """A note with the agent's deadline in it is worth 1."""
 
     config: ClassVar = NotesConfig
     task: ClassVar = NotesTask
     evaluates_in_sandbox: ClassVar = True
-
-    def check_task(self, task: NotesTask) -> None:
-        """Every note can be scored."""
 
     def sandbox_spec(self, config: NotesConfig, task: NotesTask) -> SandboxSpec:
         return SandboxSpec(limits=Limits(**config.limits))

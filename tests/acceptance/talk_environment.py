@@ -8,11 +8,10 @@ from rollouts.engine.turn import TurnDraft
 from rollouts.environments.base import (
     EnvironmentConfig,
     EvalContext,
-    InitContext,
+    PlainEnvironment,
     RewardComponent,
     RunContext,
     Score,
-    TaskPayload,
 )
 from rollouts.lifecycle import Cause, Phase, Termination
 from rollouts.llm.types import ChatMessage
@@ -22,21 +21,10 @@ class TalkConfig(EnvironmentConfig):
     turns: int = 3
 
 
-class Talk:
+class Talk(PlainEnvironment):
     """Every talk is worth 1."""
 
     config: ClassVar = TalkConfig
-    task: ClassVar = TaskPayload
-    evaluates_in_sandbox: ClassVar = False
-
-    def check_task(self, task: TaskPayload) -> None:
-        """Nothing can be wrong with it."""
-
-    def sandbox_spec(self, config: TalkConfig, task: TaskPayload) -> None:
-        return None
-
-    async def initialize(self, ctx: InitContext) -> None:
-        """There is nothing to prepare."""
 
     async def run(self, ctx: RunContext) -> Termination:
         for turn in range(ctx.config.turns):

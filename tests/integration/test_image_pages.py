@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from rollouts.environments import registry
-from rollouts.environments.base import EnvironmentConfig, TaskPayload
+from rollouts.environments.base import EnvironmentConfig, PlainEnvironment, TaskPayload
 from rollouts.environments.sandbox_settings import SandboxSettings
 from rollouts.models import Project
 from rollouts.services.errors import Refused
@@ -254,15 +254,11 @@ class _Task(TaskPayload):
     image: str = ""
 
 
-class Imaged:
+class Imaged(PlainEnvironment):
     """Takes its image from the task, else from the configuration."""
 
     config: ClassVar[type[EnvironmentConfig]] = _Config
     task: ClassVar[type[TaskPayload]] = _Task
-    evaluates_in_sandbox: ClassVar[bool] = False
-
-    def check_task(self, task: _Task) -> None:
-        """Any."""
 
     def sandbox_spec(self, config: _Config, task: _Task) -> SandboxSpec:
         if task.image == "broken":

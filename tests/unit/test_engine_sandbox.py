@@ -15,7 +15,7 @@ from rollouts.engine.deadlines import Deadline
 from rollouts.engine.records import RunOutcome, TurnRecord
 from rollouts.engine.stages import run_stage
 from rollouts.engine.tools import BashTool
-from rollouts.environments.base import EnvironmentConfig, EvalContext, InitContext, RunContext, Score, TaskPayload
+from rollouts.environments.base import EnvironmentConfig, EvalContext, PlainEnvironment, RunContext, Score, TaskPayload
 from rollouts.lifecycle import Cause, Termination
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
@@ -27,22 +27,14 @@ from sandboxes.protocol import Backend, Limits, SandboxSpec
 from sandboxes.registry import get_backend
 
 
-class Shell:
+class Shell(PlainEnvironment):
     """The agent has a shell; what it leaves in `answer` is the artefact."""
-
-    config = EnvironmentConfig
-    task = TaskPayload
-    evaluates_in_sandbox = False
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
 
-    def check_task(self, task: Any) -> None: ...
-
     def sandbox_spec(self, config: Any, task: Any) -> SandboxSpec:
         return SandboxSpec()
-
-    async def initialize(self, ctx: InitContext) -> None: ...
 
     async def run(self, ctx: RunContext) -> Termination:
         assert ctx.sandbox is not None

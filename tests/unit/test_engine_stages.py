@@ -17,6 +17,7 @@ from rollouts.environments.base import (
     EnvironmentConfig,
     EvalContext,
     InitContext,
+    PlainEnvironment,
     RewardComponent,
     RunContext,
     Score,
@@ -30,7 +31,6 @@ from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress
 from sandboxes.errors import LimitExceeded, SandboxFileError, SandboxLost
-from sandboxes.protocol import SandboxSpec
 
 COMPLETED = Termination(Phase.RUN, Cause.COMPLETED)
 
@@ -41,20 +41,11 @@ def within(seconds: float) -> Deadline:
     return Deadline.after(seconds, f"the test's {seconds:g} s")
 
 
-class Scenario:
+class Scenario(PlainEnvironment):
     """An environment whose every method is the given step."""
-
-    config = EnvironmentConfig
-    task = TaskPayload
-    evaluates_in_sandbox = False
 
     def __init__(self, step: Step) -> None:
         self._step = step
-
-    def check_task(self, task: Any) -> None: ...
-
-    def sandbox_spec(self, config: Any, task: Any) -> SandboxSpec | None:
-        return None
 
     async def initialize(self, ctx: InitContext) -> None:
         await self._step(ctx)

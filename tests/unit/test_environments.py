@@ -16,7 +16,7 @@ from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, run_stage
 from rollouts.environments import registry
 from rollouts.environments.arithmetic import generate, last_integer
-from rollouts.environments.base import EvalContext, RewardComponent, RunContext, Score
+from rollouts.environments.base import EvalContext, PlainEnvironment, RewardComponent, RunContext, Score
 from rollouts.environments.conformance import NoSandbox, check_environment
 from rollouts.environments.errors import BrokenEnvironment, UnknownEnvironment, ValidationFailed
 from rollouts.environments.python_packages import packages_binds
@@ -112,18 +112,11 @@ async def test_the_kit_names_an_invalid_task() -> None:
     assert (result.check, result.passed) == ("task is valid", False) and "/b" in result.detail
 
 
-class Careless:
+class Careless(PlainEnvironment):
     """An environment whose scoring swallows every failure, as some do."""
 
     config = registry.get("arithmetic").config
     task = registry.get("arithmetic").task
-    evaluates_in_sandbox = False
-
-    def check_task(self, task: Any) -> None: ...
-
-    def sandbox_spec(self, config: Any, task: Any) -> None: ...
-
-    async def initialize(self, ctx: Any) -> None: ...
 
     async def run(self, ctx: Any) -> Any: ...
 
