@@ -130,7 +130,7 @@ def test_the_browser_is_given_a_picture_or_a_file_to_save(
     assert answer.content == data
     assert answer.headers["Content-Type"] == mime
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
+    assert answer.headers["Content-Security-Policy"] == "default-src 'none'; style-src 'unsafe-inline'; sandbox"
     assert ("Content-Disposition" in answer.headers) is (mime == "application/octet-stream")
 
 

@@ -91,7 +91,7 @@ def test_the_picture_of_a_message_is_for_members(world: WebWorld, owner: Client,
     answer = owner.get(address(rollout, CAT))
     assert (answer.content, answer.headers["Content-Type"]) == (CAT.data, "image/png")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
+    assert answer.headers["Content-Security-Policy"] == "default-src 'none'; style-src 'unsafe-inline'; sandbox"
     assert owner.get(address(rollout, DOG)).status_code == 404
     assert owner.get(f"/rollouts/{rollout.pk}/pictures/nonsense").status_code == 404
     owner.logout()

@@ -25,6 +25,8 @@ from rollouts.web.document import rollout_document
 
 logger = logging.getLogger(__name__)
 
+_PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"  # the style is the browser's own, of a picture alone
+
 
 def _download(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """For members only, as the type it says and no other, and with a plain word when the blob storage fails."""
@@ -84,7 +86,7 @@ def _picture(found: StoredPicture | None) -> HttpResponse:
     data = found.blob.content()
     mime = type_of(data)
     response = HttpResponse(data, content_type=mime or "application/octet-stream")
-    response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
+    response.headers["Content-Security-Policy"] = _PICTURE_POLICY
     if mime is None:
         response.headers["Content-Disposition"] = f'attachment; filename="picture-{found.blob_id[:12]}"'
     return response
