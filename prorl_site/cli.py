@@ -193,6 +193,44 @@ def weights_in_place(policy: str, version: int) -> None:
     _manage("policies", "loaded", policy, str(version))
 
 
+sessions = typer.Typer(no_args_is_help=True, help="Sessions of agents outside any sandbox: list, show, close, cancel.")
+app.add_typer(sessions, name="sessions")
+
+
+@sessions.command("list")
+def list_sessions(
+    project: str = typer.Option("", help="Only this project's."),
+    state: str = typer.Option("", help="Only those in this state of rollouts; running: open."),
+    limit: int = typer.Option(50, help="How many, newest first."),
+) -> None:
+    """Sessions with their state, calls, and when their agents were last seen."""
+    _manage("sessions", "list", f"--project={project}", f"--state={state}", f"--limit={limit}")
+
+
+@sessions.command("show")
+def show_session(session: Annotated[UUID, typer.Argument(help="Its id.")]) -> None:
+    """All about a session but its key, which nobody can read."""
+    _manage("sessions", "show", str(session))
+
+
+@sessions.command("close")
+def close_session(
+    session: Annotated[UUID, typer.Argument(help="Its id.")],
+    outcome: str = typer.Option("completed", help="completed, max_turns, failed or abandoned."),
+    reward: Annotated[float | None, typer.Option(help="What it is worth; else its environment scores it, if it can.")] = None,
+    detail: str = typer.Option("", help="A sentence about it."),
+) -> None:
+    """End a session as whoever runs its agent would."""
+    given = [f"--reward={reward}"] if reward is not None else []
+    _manage("sessions", "close", str(session), f"--outcome={outcome}", f"--detail={detail}", *given)
+
+
+@sessions.command("cancel")
+def cancel_session(session: Annotated[UUID, typer.Argument(help="Its id.")]) -> None:
+    """Cancel a session: its agent's calls are refused."""
+    _manage("sessions", "cancel", str(session))
+
+
 images = typer.Typer(no_args_is_help=True, help="Images that sandboxes start from: register, build, list, verify, prune.")
 app.add_typer(images, name="images")
 

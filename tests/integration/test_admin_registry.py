@@ -7,11 +7,16 @@ import json
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from rollouts.models import ApiKey, Environment, LLMServer, Policy, PolicyVersion, Project, Rollout, Task
+from rollouts.lifecycle import GATEWAY
+from rollouts.models import ApiKey, Environment, LLMServer, Policy, PolicyVersion, Project, Rollout, Session, Task
 from rollouts.services.keys import authenticate
+from rollouts.services.lease import register_worker
+from rollouts.services.session_closing import Outcome, close_session
+from rollouts.services.sessions import open_session
 from tests.integration.domain import Domain
 
 ENVIRONMENTS = "/admin/rollouts/environment/"
+SESSIONS = "/admin/rollouts/session/"
 
 
 def environment_form(project: Project, **changed: str) -> dict[str, str]:
@@ -173,12 +178,39 @@ def test_a_rollout_can_be_read_and_cancelled_but_not_edited(domain: Domain, admi
     assert rollout.state == "cancelled"
 
 
+def test_a_session_can_be_read_and_ended_but_not_edited(
+    domain: Domain, admin_client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    register_worker(node="test-node", stage=GATEWAY, pid=1, concurrency=0)
+    asked = {"project": domain.project, "policy": domain.policy.name, "opened_by": "API key abc"}
+    first, second, third = (open_session(**asked, metadata={"user": "ada"}) for _ in range(3))
+    with django_assert_max_num_queries(12):
+        page = admin_client.get(SESSIONS).content.decode()
+    detail = admin_client.get(f"{SESSIONS}{first.session.pk}/change/").content.decode()
+    assert "ada" in detail
+    stored = Session.objects.get(pk=first.session.pk)
+    for secret in (first.key, first.key.rpartition("_")[2], stored.key_sha256):
+        assert secret not in page + detail
+    assert admin_client.post(f"{SESSIONS}{first.session.pk}/change/", {"opened_by": "me"}).status_code == 403
+    assert admin_client.get(f"{SESSIONS}add/").status_code == 403
+    assert admin_client.post(f"{SESSIONS}{first.session.pk}/delete/", {"post": "yes"}).status_code == 403
+
+    for action, chosen in (("close", first), ("cancel", second)):
+        admin_client.post(SESSIONS, {"action": action, "_selected_action": [str(chosen.session.pk)]})
+    closed, cancelled, left = (Rollout.objects.get(pk=one.session.pk) for one in (first, second, third))
+    assert (closed.state, left.state, left.cancel_requested_at) == ("succeeded", "running", None)
+    assert cancelled.cancel_requested_at is not None
+    close_session(session=third.session, outcome=Outcome.ABANDONED)
+    refused = admin_client.post(SESSIONS, {"action": "close", "_selected_action": [str(third.session.pk)]}, follow=True)
+    assert "The session has ended: cancelled" in refused.content.decode()
+
+
 def test_every_list_of_the_admin_opens_with_few_queries(
     domain: Domain, admin_client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     domain.submit(8)
     registry = ["project", "environment", "dataset", "task", "policy", "policyversion", "llmserver", "apikey"]
-    history = ["run", "group", "rollout", "workerprocess"]
+    history = ["run", "group", "rollout", "session", "workerprocess"]
     for path in [*(f"rollouts/{name}" for name in [*registry, *history]), "sandboxes/sandbox"]:
         with django_assert_max_num_queries(14):
             assert admin_client.get(f"/admin/{path}/").status_code == 200, path
