@@ -204,9 +204,10 @@ STYLES = {
     "parts": Style(PARTS, "<|im_end|>", exact=True),
 }
 KINDS = ("byte_pairs", "unigram", "word_pieces")
+PICTURE, FRAME = "<|picture|>", "<|frame|>"
 SPECIALS = [
     *("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
+    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", PICTURE, FRAME),
 ]
 FRAGMENTS = [
     "th",
@@ -304,7 +305,7 @@ class PlainRenderer:
             if isinstance(call["function"]["arguments"], str):
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         content = message["content"]
-        texts = [part["text"] for part in content] if isinstance(content, list) else [content]
+        texts = [part.get("text", PICTURE) for part in content] if isinstance(content, list) else [content]
         if self._takes_parts and message["role"] != "tool":
             return message | {"content": [{"type": "text", "text": text} for text in texts]}
         return message | {"content": "\n".join(texts)}

@@ -2,18 +2,21 @@
 
 Real tokenizers of three kinds, trained here on text that re-merges, and templates in the style of six families of models.
 Servers fail, abort, lose answers and take over from each other; replies are cut, reason, call tools, end at stop strings. The
-oracle is the servers' own log of the ids they were sent and gave back: it shares no code with what it judges.
+oracle is the servers' own log of the ids they were sent and gave back: it shares no code with what it judges. Some
+conversations have pictures, which the servers expand to ids.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import random
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +26,17 @@ from tokenizers import Tokenizer
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import TokenBuffer, reconstruct, validate
+from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ModelError
+from rollouts.llm.messages import pictures_in
 from rollouts.llm.route import CallCut
 from rollouts.llm.sampler import sample
 from rollouts.llm.transport import Transport
 from rollouts.llm.types import NOTHING, ChatMessage, ModelCallRecord, Sampling, ServerAddress, TokenPrompt
-from tests.unit.chat_templates import FRAGMENTS, KINDS, STYLES, PlainRenderer, Style, train, write_files
+from sandboxes.protocol import Picture
+from tests.unit.chat_templates import FRAGMENTS, FRAME, KINDS, PICTURE, STYLES, PlainRenderer, Style, train, write_files
 
 CONVERSATIONS = 10_000
 STOP = "STOP"
@@ -44,6 +50,7 @@ class Served(NamedTuple):
     """A generation request as a server saw it. `kept` says that the client got the answer and may go on from it."""
 
     prompt: list[int]
+    pictures: list[str]  # SHA-256
     ids: list[int]
     logprobs: list[float | None]
     kept: bool
@@ -68,7 +75,8 @@ class Servers(Transport):
         self.lossy = 0.0  # how often a request goes wrong
         self.in_a_row = 0
         self._tokenizer, self._renderer, self._style = tokenizer, renderer, style
-        self._end_of_turn = tokenizer.token_to_id(style.end_of_turn)
+        self._end_of_turn, self._frame_id = tokenizer.token_to_id(style.end_of_turn), tokenizer.token_to_id(FRAME)
+        self.picture_id: int = tokenizer.token_to_id(PICTURE)
         # Ids that spell text in other ways than the tokenizer would, as models sample them.
         self._pieces = [ids for text in FRAGMENTS if (ids := self._encode(text))]
 
@@ -78,10 +86,42 @@ class Servers(Transport):
         assert body is not None
         if url.endswith("/tokenize"):
             return {"tokens": self._tokenize(body)}
+        if url.endswith("/render"):
+            return self._render(body)
         if url.endswith("/detokenize"):
             return {"prompt": self._tokenizer.decode(body["tokens"], skip_special_tokens=False)}
+        if url.endswith("/inference/v1/generate"):
+            return self._generate(body)
         assert url.endswith("/v1/completions")
-        return self._generate(body)
+        choice, logprobs = self._sample(body["prompt"], [], body)
+        return {"choices": [choice | {"logprobs": {"token_logprobs": logprobs}}]}
+
+    def expanded(self, ids: Sequence[int], pictures: Sequence[bytes]) -> list[int]:
+        """With what the model gets for each picture in place of its one id."""
+        given, left = [], list(pictures)
+        for token in ids:
+            given += self.shown(left.pop(0)) if token == self.picture_id and left else [token]
+        assert not left
+        return given
+
+    def shown(self, picture: bytes) -> list[int]:
+        return [self._frame_id, *[self.picture_id] * (1 + sum(picture) % 5), self._frame_id]
+
+    def _render(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        parts = [part for message in body["messages"] if isinstance(message["content"], list) for part in message["content"]]
+        pictures = [_data(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+        ids, places = self.expanded(self._tokenize(body), pictures), []
+        starts = [at for at, token in enumerate(ids) if token == self._frame_id][::2]
+        for start, picture in zip(starts, pictures, strict=True):
+            places.append({"offset": start, "length": len(self.shown(picture))})
+        return {"token_ids": ids, "features": {"mm_placeholders": {"image": places}}}
+
+    def _generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        pictures = [_data(part["url"]) for part in body.get("content_parts", ())]
+        prompt = self.expanded(body["token_ids"], pictures)
+        choice, logprobs = self._sample(prompt, pictures, body["sampling_params"])
+        choice["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
+        return {"choices": [choice], "prompt_token_ids": prompt}
 
     def _tokenize(self, body: Mapping[str, Any]) -> list[int]:
         try:
@@ -89,18 +129,20 @@ class Servers(Transport):
         except jinja2.TemplateError as error:
             raise ModelError(str(error), retryable=False, status=400) from error
 
-    def _generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _sample(
+        self, prompt: Sequence[int], pictures: Sequence[bytes], asked: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[float | None]]:
         rng = self.rng
         ids = self._reply_ids()
         reason = "stop"
-        if body.get("stop") and rng.random() < 0.3:
+        if asked.get("stop") and rng.random() < 0.3:
             ids += self._encode(STOP)
         elif rng.random() < 0.1:
             reason = "length"
         else:
             ids.append(self._end_of_turn)
-        if len(ids) > body["max_tokens"]:
-            ids, reason = ids[: body["max_tokens"]], "length"
+        if len(ids) > asked["max_tokens"]:
+            ids, reason = ids[: asked["max_tokens"]], "length"
         logprobs: list[float | None] = [-rng.random() for _ in ids]
         fault = rng.choice(["refused", "lost", "nan", "abort"]) if rng.random() < self.lossy and self.in_a_row < 2 else ""
         self.in_a_row = self.in_a_row + 1 if fault else 0
@@ -111,13 +153,13 @@ class Servers(Transport):
             ids, logprobs, reason = ids[:cut], logprobs[:cut], "abort"
         elif rng.random() < 0.05:
             logprobs[rng.randrange(len(ids))] = None
-        self.log.append(Served(list(body["prompt"]), ids, logprobs, fault in ("", "abort"), reason != "abort"))
+        digests = [hashlib.sha256(picture).hexdigest() for picture in pictures]
+        self.log.append(Served(list(prompt), digests, ids, logprobs, fault in ("", "abort"), reason != "abort"))
         if fault == "lost":
             raise ModelError("the connection broke", retryable=True)
         if fault == "nan":
             logprobs = [float("nan"), *logprobs[1:]]
-        choice = {"text": self._tokenizer.decode(ids), "finish_reason": reason, "token_ids": ids}
-        return {"choices": [choice | {"logprobs": {"token_logprobs": logprobs}}]}
+        return {"text": self._tokenizer.decode(ids), "finish_reason": reason, "token_ids": ids}, logprobs
 
     def _reply_ids(self) -> list[int]:
         ids = [token for piece in self.rng.choices(self._pieces, k=self.rng.randint(1, 8)) for token in piece]
@@ -183,13 +225,15 @@ class Agent:
             context = await self._client.render(server, branch.messages, add_generation_prompt=True, tools=self._tools)
             branch.segment = len(self._buffer.segments)
         assert branch.segment is not None
-        before = NOTHING if opens else TokenPrompt(self._buffer.segments[branch.segment].ids)
-        prompt = before.followed_by(context)
-        done, server, spans = await sample(self._client, self._route, prompt, self._sampling, timeout=20)
+        segment = NOTHING if opens else self._buffer.segments[branch.segment]
+        prompt = TokenPrompt(segment.ids, tuple(segment.placed)).followed_by(context)
+        pictures = pictures_in(branch.messages)
+        done, server, spans = await sample(self._client, self._route, prompt, self._sampling, timeout=20, pictures=pictures)
         call = ModelCallRecord(
             turn=len(self.calls),
             segment=branch.segment,
             context_ids=context.ids,
+            placed=context.placed,
             sampled_ids=done.token_ids,
             logprobs=done.logprobs,
             text=done.text,
@@ -220,6 +264,31 @@ class World:
     style: Style
     exact: bool  # whether ids decode to the very text that was rendered
     addresses: tuple[ServerAddress, ServerAddress]  # rendered by the server, rendered here
+    sees: bool = False
+
+    def opening(self, rng: random.Random) -> list[ChatMessage]:
+        return [self._illustrated(rng, message) for message in opening(rng, self.style)]
+
+    def next_messages(self, rng: random.Random, calls: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+        return [self._illustrated(rng, message) for message in next_messages(rng, self.style, calls)]
+
+    def text(self, messages: Sequence[ChatMessage], prompt: bool, tools: Any = None) -> str:
+        """As the template writes it, with one mark for each picture."""
+        return self.renderer.text([_written(message) for message in messages], prompt, tools)
+
+    def ids(self, text: str, messages: Sequence[ChatMessage]) -> list[int]:
+        """Of a text which the pictures of these messages are in."""
+        parts = [part for message in messages for part in message.get("parts", ())]
+        pictures = [part["picture"].data for part in parts if part["type"] == "picture"]
+        return self.servers.expanded(self.tokenizer.encode(text, add_special_tokens=False).ids, pictures)
+
+    def _illustrated(self, rng: random.Random, message: ChatMessage) -> ChatMessage:
+        if not self.sees or message["role"] not in ("user", "tool") or rng.random() < 0.5:
+            return message
+        pictures = [Picture("image/png", rng.choice([b"cat", b"dog", b"owls"])) for _ in range(rng.randint(1, 3))]
+        parts: list[dict[str, Any]] = [{"type": "picture", "picture": picture} for picture in pictures]
+        parts.insert(rng.randint(0, len(parts)), {"type": "text", "text": message["content"]})
+        return {**message, "parts": parts}
 
 
 def make_world(kind: str, name: str, directory: Path) -> World:
@@ -274,18 +343,19 @@ async def converse(
 ) -> tuple[list[ModelCallRecord], list[Asked]]:
     """Through the shipped agent's conversation."""
     conversation = Conversation(client, route, sampling, call_timeout=20)
-    conversation.append(*opening(rng, world.style))
+    conversation.append(*world.opening(rng))
     calls, asked = [], []
     for turn in range(rng.randint(1, 5)):
         seen = len(conversation.messages) if turn else 0
         if turn:
-            conversation.append(*next_messages(rng, world.style, ()))
+            conversation.append(*world.next_messages(rng, ()))
         asked.append(Asked(list(conversation.messages), seen, None))
         calls.append(await conversation.sample(turn))
     assert conversation.fidelity == validate(calls).fidelity
     if world.exact and conversation.fidelity is Fidelity.TOKEN_EXACT:
         prompt = world.tokenizer.decode(reconstruct(calls)[-1].prompt_ids, skip_special_tokens=False)
-        assert prompt == world.renderer.text(conversation.messages[:-1], True)
+        marked = re.sub(f"{re.escape(FRAME)}({re.escape(PICTURE)})+{re.escape(FRAME)}", PICTURE, prompt)
+        assert marked == world.text(conversation.messages[:-1], True)
     return calls, asked
 
 
@@ -294,16 +364,16 @@ async def branch_out(
 ) -> tuple[list[ModelCallRecord], list[Asked]]:
     """Through an agent that calls tools, forks, and works in several branches at a time."""
     agent = Agent(client, route, sampling, world.style)
-    branches = [Branch(opening(rng, world.style))]
+    branches = [Branch(world.opening(rng))]
     for _ in range(rng.randint(1, 6)):
         if rng.random() < 0.2:  # a sub-agent, or a fork that has forgotten how its beginning was encoded
-            branches.append(Branch(rng.choice([opening(rng, world.style), list(branches[0].messages)])))
+            branches.append(Branch(rng.choice([world.opening(rng), list(branches[0].messages)])))
         branch = rng.choice(branches)
         if branch.seen == len(branch.messages):
             calls = branch.messages[-1].get("tool_calls", ())
-            branch.messages += next_messages(rng, world.style, calls)
+            branch.messages += world.next_messages(rng, calls)
         elif branch.messages[-1]["role"] == "assistant":
-            branch.messages += next_messages(rng, world.style, branch.messages[-1].get("tool_calls", ()))
+            branch.messages += world.next_messages(rng, branch.messages[-1].get("tool_calls", ()))
         call = await agent.step(branch)
         reply = ChatMessage(role="assistant", content=re.sub(r"^.*</think>\s*", "", call.text, flags=re.DOTALL))
         if "</think>" in call.text:
@@ -320,6 +390,7 @@ def judge(log: Sequence[Served], calls: Sequence[ModelCallRecord]) -> None:
     validate(calls)
     seen = iter(log)
     ends: dict[int, list[int]] = {}
+    shown: dict[int, list[str]] = {}
     for call, exchange in zip(calls, reconstruct(calls), strict=True):
         served = next(seen)
         prompt, sampled, logprobs = served.prompt, [], []
@@ -331,6 +402,9 @@ def judge(log: Sequence[Served], calls: Sequence[ModelCallRecord]) -> None:
                     break
             served = next(seen)
         assert exchange.prompt_ids == prompt
+        pictures = shown.setdefault(call.segment, [])
+        pictures += [place.digest for place in call.placed]
+        assert served.pictures == pictures
         assert exchange.sampled_ids == sampled
         assert call.logprobs == (None if None in logprobs else logprobs)
         before = ends.get(call.segment, [])
@@ -345,13 +419,24 @@ def judge_glue(world: World, calls: Sequence[ModelCallRecord], asked: Sequence[A
     for call, (messages, seen, tools) in zip(calls, asked, strict=True):
         if call.segment not in opened:
             opened.add(call.segment)
-            assert call.context_ids == world.renderer.ids(messages, True, tools)
+            assert call.context_ids == world.ids(world.text(messages, True, tools), messages)
             continue
-        before = world.renderer.text(messages[:seen], False, tools)
+        before = world.text(messages[:seen], False, tools)
         before = before[: before.rindex(world.style.end_of_turn) + len(world.style.end_of_turn)]
-        whole = world.renderer.text(messages, True, tools)
+        whole = world.text(messages, True, tools)
         assert whole.startswith(before), "the template has changed what was there"
-        assert call.context_ids == world.tokenizer.encode(whole[len(before) :], add_special_tokens=False).ids
+        assert call.context_ids == world.ids(whole[len(before) :], messages[seen:])
+        for place in call.placed:
+            picture = pictures_in(messages)[place.digest]
+            assert call.context_ids[place.offset : place.end] == world.servers.shown(picture.data)
+
+
+def _written(message: ChatMessage) -> dict[str, Any]:
+    return {**message, "content": message.get("parts", message["content"])}
+
+
+def _data(url: str) -> bytes:
+    return base64.b64decode(url.partition(",")[2])
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -365,7 +450,10 @@ def test_ten_thousand_random_conversations_do_not_drift(kind: str, name: str, tm
         world.servers.lossy = rng.choice([0.0, 0.0, 0.3])
         world.servers.log.clear()
         address = rng.choice(world.addresses)
-        other = ServerAddress("http://b", "m", "p", 2, address.max_model_len, tokenizer=address.tokenizer)
+        world.sees = rng.random() < 0.3
+        if world.sees:
+            address = replace(address, features=frozenset({Feature.GENERATE}), picture_id=world.servers.picture_id)
+        other = replace(address, url="http://b", policy_version=2)
         sampling = Sampling(max_tokens=64, stop=rng.choice([(), (), (STOP,)]))
         route = Route([address, other], rng, world.servers.lossy)
         if rng.random() < 0.5:
