@@ -40,7 +40,7 @@ class AgentSettings:
     max_malformed: int = 3  # turns in a row of which no call could be carried out
     tool_result_role: Literal["tool", "user"] = "tool"  # some chat templates know no "tool"
     max_result_chars: int = 8000  # of a tool's output as shown to the model
-    max_result_pictures: int = 4  # of those a tool displayed, as shown to a model that sees
+    max_result_pictures: int = 4  # of a tool, as shown to a model that sees
 
 
 class Agent:
@@ -157,7 +157,7 @@ class Agent:
     async def _show(self, draft: TurnDraft, result: ToolResult, *, name: str) -> None:
         """Tell the model what came of a call. If another server is asked in the end, that one has to see as well."""
         choice = none_shown(result.pictures)
-        if self._conversation.takes_pictures:
+        if self._conversation.takes_pictures and self._settings.max_result_pictures:
             choice = await self._pictures.choose(result.pictures, self._conversation.can_show)
         text = render_result(result, max_chars=self._settings.max_result_chars, more_notes=choice.notes)
         self._tell(draft, text, *choice.shown, name=name)

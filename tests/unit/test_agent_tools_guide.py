@@ -16,12 +16,12 @@ from sandboxes.protocol import SandboxSpec
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "agent-tools.md"
 
 
-def block_with(name: str) -> dict[str, Any]:
+def block_with(name: str, guide: Path = GUIDE) -> dict[str, Any]:
     """What the block of the guide that defines `name` defines."""
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
     [code] = [block for block in blocks if re.search(rf"(def|class) {name}\b", block)]
     defined: dict[str, Any] = {}
-    exec(code, defined)  # noqa: S102 - our own
+    exec(compile(code, guide.name, "exec", dont_inherit=True), defined)  # noqa: S102 - our own
     return defined
 
 
