@@ -209,6 +209,14 @@ def running_platform(folder: Path, broker_url: str = "", **settings: object) -> 
         platform.close()
 
 
+# Makes a project and a key for it.
+ISSUE_KEY = """
+import json
+from rollouts.models import Project
+from rollouts.services.keys import issue_key
+print(json.dumps(issue_key(project=Project.objects.create(name="alpha"), name="test", scopes=["admin"]).secret))
+"""
+
 # Registers the scripted server, an arithmetic and a math environment, and submits groups, through the services.
 SUBMIT = """
 import json

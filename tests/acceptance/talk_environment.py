@@ -12,23 +12,29 @@ from rollouts.environments.base import (
     RewardComponent,
     RunContext,
     Score,
+    TaskPayload,
 )
+from rollouts.environments.pictures import TaskPicture, picture_message
 from rollouts.lifecycle import Cause, Phase, Termination
-from rollouts.llm.types import ChatMessage
 
 
 class TalkConfig(EnvironmentConfig):
     turns: int = 3
 
 
+class TalkTask(TaskPayload):
+    pictures: list[TaskPicture] = []  # one is shown in each turn, as long as there are any
+
+
 class Talk(PlainEnvironment):
     """Every talk is worth 1."""
 
     config: ClassVar = TalkConfig
+    task: ClassVar = TalkTask
 
     async def run(self, ctx: RunContext) -> Termination:
         for turn in range(ctx.config.turns):
-            said: ChatMessage = {"role": "user", "content": f"Go on, for the {turn + 1}. time."}
+            said = picture_message(f"Go on, for the {turn + 1}. time.", *ctx.task.pictures[turn : turn + 1])
             ctx.conversation.append(said)
             draft = TurnDraft(turn, first_message=2 * turn)
             draft.add_message(said)

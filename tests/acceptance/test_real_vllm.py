@@ -27,7 +27,7 @@ from rollouts.llm.probe import probe
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
-from tests.acceptance.platform import Platform, install_environments, running_platform
+from tests.acceptance.platform import ISSUE_KEY, Platform, install_environments, running_platform
 from tests.acceptance.shapes import same_shapes
 from tests.pictures import png
 from tests.services.vllm import MODEL_FILES, other_weights
@@ -36,12 +36,6 @@ from tests.unit.gateways import BASH, KEY, serve
 MODEL = MODEL_FILES.name
 CONCURRENT = 32
 TOLERANCE = 1e-3  # of logprobs: the same sums in another order
-ISSUE_KEY = """
-import json
-from rollouts.models import Project
-from rollouts.services.keys import issue_key
-print(json.dumps(issue_key(project=Project.objects.create(name="alpha"), name="test", scopes=["admin"]).secret))
-"""
 
 
 class Site(NamedTuple):

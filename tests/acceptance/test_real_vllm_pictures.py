@@ -6,10 +6,11 @@ One file, because its tests share one server, which only they need.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import base64
 import math
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import anthropic
 import httpx
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from prorl_site.embedded.vllm import VllmUnavailable
+from rollouts.client import Client
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.buffer import Segment, validate
 from rollouts.llm.capabilities import Capabilities, Feature
@@ -30,6 +32,7 @@ from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.llm.types import ModelCallRecord, PlacedPicture, Sampling, ServerAddress, TokenPrompt
 from sandboxes.protocol import Picture
+from tests.acceptance.platform import ISSUE_KEY, install_environments, running_platform
 from tests.acceptance.shapes import ask, compare, same_shapes
 from tests.pictures import png
 from tests.services.vllm import VISION_MODEL_FILES, start_tiny_vision_vllm
@@ -94,7 +97,41 @@ async def test_a_render_is_what_the_server_tokenizes(url: str, address: ServerAd
     assert len({place.length for place in prompt.placed}) > 1  # shapes become different numbers of ids
 
 
-async def test_a_conversation_with_pictures_is_exact(url: str, address: ServerAddress, client: ModelClient):
+class Stored(NamedTuple):
+    """A segment as it is kept; `mask` and `logprobs` have an entry for each id."""
+
+    prompt: TokenPrompt
+    mask: list[int]
+    logprobs: list[float]
+
+
+def kept(segment: Segment) -> Stored:
+    assert segment.logprobs is not None
+    return Stored(TokenPrompt(segment.ids, tuple(segment.placed)), segment.mask, segment.logprobs)
+
+
+async def wrong_logprobs(server: ServerAddress, stored: Stored, pictures: Mapping[str, Picture]) -> list[int]:
+    """vLLM scores the stored sequence as a prompt with these pictures; the sampled positions where it finds other logprobs."""
+    assert server.picture_id is not None
+    body = {
+        "model": MODEL,
+        "token_ids": collapsed(stored.prompt, server.picture_id),
+        "content_parts": content_parts(stored.prompt, pictures),
+        "return_token_ids": True,
+        "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0},
+    }
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        answer = (await http.post(GENERATE, json=body)).raise_for_status().json()
+    assert answer["prompt_token_ids"] == stored.prompt.ids
+    columns = stored.prompt.ids, stored.mask, stored.logprobs, answer["prompt_logprobs"]
+    return [
+        at
+        for at, (token, sampled, logprob, entry) in enumerate(zip(*columns, strict=True))
+        if sampled and not math.isclose(entry[str(token)]["logprob"], logprob, abs_tol=TOLERANCE)
+    ]
+
+
+async def test_a_conversation_with_pictures_is_exact(address: ServerAddress, client: ModelClient):
     """Of users and of tools; what was sampled before a picture came has the same probabilities as with what came after."""
     conversation = Conversation(client, FixedRoute(address), Sampling(max_tokens=60, seed=1), call_timeout=60)
     turns = [
@@ -114,48 +151,43 @@ async def test_a_conversation_with_pictures_is_exact(url: str, address: ServerAd
     pictures = pictures_in(turns)
     for segment in buffer.segments:
         assert sum(segment.mask) > 0
-        assert wrong_logprobs(segment, await recomputed(url, address, segment, pictures)) == []
+        assert await wrong_logprobs(address, kept(segment), pictures) == []
 
 
-async def test_the_model_sees_the_picture_and_not_only_its_ids(url: str, address: ServerAddress, client: ModelClient):
+async def test_the_model_sees_the_picture_and_not_only_its_ids(address: ServerAddress, client: ModelClient):
     other = png(60, 60, (0, 255, 120))
     conversation = Conversation(client, FixedRoute(address), Sampling(max_tokens=60, seed=1), call_timeout=60)
     conversation.append(picture_message("What is this?", SQUARE))
     [segment] = validate([await conversation.sample(0)]).segments
-    mistaken = {SQUARE.digest: other}
-    assert len(wrong_logprobs(segment, await recomputed(url, address, segment, mistaken))) > sum(segment.mask) // 2
+    wrong = await wrong_logprobs(address, kept(segment), {SQUARE.digest: other})
+    assert len(wrong) > sum(segment.mask) // 2
 
 
-async def recomputed(url: str, server: ServerAddress, segment: Segment, pictures: dict[str, Picture]) -> list[Any]:
-    """How vLLM scores the stored sequence as a prompt, with these pictures in the stored places."""
-    prompt = TokenPrompt(segment.ids, tuple(segment.placed))
-    assert server.picture_id is not None
-    body = {
-        "model": MODEL,
-        "token_ids": collapsed(prompt, server.picture_id),
-        "content_parts": content_parts(prompt, pictures),
-        "return_token_ids": True,
-        "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0},
-    }
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        answer = (await http.post(GENERATE, json=body)).raise_for_status().json()
-    assert answer["prompt_token_ids"] == segment.ids
-    scored: list[Any] = answer["prompt_logprobs"]
-    return scored
+def test_rollouts_on_a_platform_are_exact(tmp_path: Path, address: ServerAddress):
+    """A trainer gets the ids, where the pictures are among them, and the pictures: enough to compute the same logprobs."""
+    shown = [base64.b64encode(picture.data).decode() for picture in (TALL, SQUARE, WIDE)]
+    with running_platform(tmp_path / "var") as platform:
+        install_environments(platform, tmp_path, talk="tests.acceptance.talk_environment:Talk")
+        platform.start_execution(concurrency=4)
+        with Client(platform.start_web(), platform.shell(ISSUE_KEY)) as client:
+            server = client.register_server(address.url, policy="eyes", capacity=4)
+            assert "pictures" in server["features"]
+            client.create_environment("talk", handler="talk")
+            run = client.create_run("seen", policy="eyes", settings={"sampling": {"max_tokens": 60}})
+            client.submit_groups(run["id"], [{"n": 4, "environment": "talk", "payload": {"pictures": shown}}])
+            results = list(client.iter_results(run["id"], include="trajectory"))
+            assert [rollout["state"] for rollout in results] == ["succeeded"] * 4
+            for rollout in results:
+                assert rollout["trajectory"]["token_problem"] == ""
+                for segment in rollout["trajectory"]["segments"]:
+                    places = [PlacedPicture(at["offset"], at["length"], at["sha256"]) for at in segment["pictures"]]
+                    data = {place.digest: Picture("image/png", client.picture(rollout["id"], place.digest)) for place in places}
+                    stored = Stored(TokenPrompt(segment["token_ids"], tuple(places)), segment["loss_mask"], segment["logprobs"])
+                    assert asyncio.run(wrong_logprobs(address, stored, data)) == []
+                assert segment["pictures"][-1]["sha256"] == WIDE.digest
 
 
-def wrong_logprobs(segment: Segment, scored: list[Any]) -> list[int]:
-    """The sampled positions that were scored otherwise than stored."""
-    assert segment.logprobs is not None
-    columns = itertools.count(), segment.ids, segment.mask, segment.logprobs, scored
-    return [
-        at
-        for at, token, sampled, stored, entry in zip(*columns, strict=False)
-        if sampled and not math.isclose(entry[str(token)]["logprob"], stored, abs_tol=TOLERANCE)
-    ]
-
-
-async def test_official_clients_send_pictures_through_the_gateway(url: str, address: ServerAddress):
+async def test_official_clients_send_pictures_through_the_gateway(address: ServerAddress):
     route = FixedRoute(address)
     async with serve(None, route=route, sampling=Sampling(max_tokens=30)) as gateway:  # type: ignore[arg-type]
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0) as agent:
@@ -177,7 +209,7 @@ async def test_official_clients_send_pictures_through_the_gateway(url: str, addr
         assert [placed(call)[-1].digest for call in gateway.memory.calls] == [SQUARE.digest, TALL.digest, WIDE.digest]
         for segment in gateway.memory.validated().segments:
             shown = {picture.digest: picture for picture in (SQUARE, TALL, WIDE)}
-            assert wrong_logprobs(segment, await recomputed(url, address, segment, shown)) == []
+            assert await wrong_logprobs(address, kept(segment), shown) == []
 
 
 def placed(call: ModelCallRecord) -> tuple[PlacedPicture, ...]:

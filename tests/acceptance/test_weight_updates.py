@@ -13,14 +13,7 @@ import pytest
 
 from rollouts.client import Client
 from rollouts.llm.scripted.sequences import fingerprint, logprob
-from tests.acceptance.platform import Platform, running_platform
-
-ISSUE_KEY = """
-import json
-from rollouts.models import Project
-from rollouts.services.keys import issue_key
-print(json.dumps(issue_key(project=Project.objects.create(name="alpha"), name="test", scopes=["admin"]).secret))
-"""
+from tests.acceptance.platform import ISSUE_KEY, Platform, running_platform
 
 
 class World:

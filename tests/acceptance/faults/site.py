@@ -10,7 +10,7 @@ from typing import Any
 
 from rollouts.client import Client
 from tests.acceptance.faults.model import Model
-from tests.acceptance.platform import Platform
+from tests.acceptance.platform import ISSUE_KEY, Platform
 from tests.services.postgres import CrashingPostgres
 from tests.services.rabbitmq import RabbitMQ
 
@@ -19,13 +19,6 @@ STAGES = ("init", "run", "eval")
 _CONCURRENCY = 16
 _MODEL_SECONDS = 0.4  # per reply: long enough to be struck in the middle of one
 _PATIENCE = 120.0  # seconds for which a client goes on trying; longer than any outage here
-
-_ISSUE_KEY = """
-import json
-from rollouts.models import Project
-from rollouts.services.keys import issue_key
-print(json.dumps(issue_key(project=Project.objects.create(name="alpha"), name="test", scopes=["admin"]).secret))
-"""
 
 
 class Site:
@@ -45,7 +38,7 @@ class Site:
         stack.callback(self.platform.close)
         self.platform.start_execution(_CONCURRENCY)
         self.url = self.platform.start_web()
-        self._key = self.platform.shell(_ISSUE_KEY)
+        self._key = self.platform.shell(ISSUE_KEY)
         with self.client() as client:
             client.register_server(self.model.url, policy=POLICY)
             client.create_environment("sums", handler="arithmetic")
