@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from rollouts.models import Session
+from rollouts.models.session import KEY_PREFIX
 from rollouts.services.errors import Refused
 from rollouts.services.session_closing import Outcome, close_session
 from rollouts.services.sessions import cancel_session
@@ -29,6 +30,12 @@ class SessionAdmin(ReadOnlyAdmin):
     ]
     actions = ["close", "cancel"]
     ordering = ["-rollout_id"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Session], search_term: str
+    ) -> tuple[QuerySet[Session], bool]:
+        """Keys are known by how they begin, prefix included."""
+        return super().get_search_results(request, queryset, search_term.removeprefix(f"{KEY_PREFIX}_"))
 
     @admin.display
     def state(self, session: Session) -> str:

@@ -39,8 +39,9 @@ def check_tokens(run: Run | None = None) -> Iterator[TokenCheck]:
         by_id = {rollout.id: rollout for rollout in batch}
         calls = ModelCall.objects.filter(rollout__in=batch).order_by("rollout_id", "attempt", "turn").iterator(chunk_size=100)
         pictures: defaultdict[tuple[UUID, int], set[str]] = defaultdict(set)
-        for *place, digest in MessagePicture.objects.filter(rollout__in=batch).values_list("rollout_id", "attempt", "blob_id"):
-            pictures[place[0], place[1]].add(digest)
+        stored = MessagePicture.objects.filter(rollout__in=batch).values_list("rollout_id", "attempt", "blob_id")
+        for rollout_id, attempt, digest in stored:
+            pictures[rollout_id, attempt].add(digest)
         for (rollout_id, attempt), group in itertools.groupby(calls, key=lambda call: (call.rollout_id, call.attempt)):
             yield _check(by_id[rollout_id], attempt, group, pictures[rollout_id, attempt])
 

@@ -186,6 +186,8 @@ def test_a_session_can_be_read_and_ended_but_not_edited(
     first, second, third = (open_session(**asked, metadata={"user": "ada"}) for _ in range(3))
     with django_assert_max_num_queries(12):
         page = admin_client.get(SESSIONS).content.decode()
+    found = admin_client.get(SESSIONS, {"q": second.session.key_prefix}).content.decode()
+    assert str(second.session.pk) in found and str(first.session.pk) not in found
     detail = admin_client.get(f"{SESSIONS}{first.session.pk}/change/").content.decode()
     assert "ada" in detail
     stored = Session.objects.get(pk=first.session.pk)

@@ -48,6 +48,14 @@ def test_a_server_is_probed_registered_paused_and_removed(case: ApiCase, model_s
     expect_problem(case.owner.get(path), 404, "not_found")
 
 
+def test_a_server_whose_model_sees_has_the_feature(case: ApiCase) -> None:
+    with served(server := ScriptedServer(pictures=True)):
+        answer = case.owner.post(SERVERS, {"url": server.url, "policy": "tiny"})
+    assert answer.status_code == 201, answer.content
+    assert "pictures" in answer.json()["features"]
+    assert answer.json()["capabilities"]["picture_id"] == server.picture_id
+
+
 def test_the_key_of_a_server_is_never_shown(case: ApiCase, model_server: ScriptedServer) -> None:
     body = {"url": model_server.url, "policy": "tiny", "api_key": "hush"}
     answer = case.owner.post(SERVERS, body, HTTP_IDEMPOTENCY_KEY="k1")

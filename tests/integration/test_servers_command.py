@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from prorl_site.cli import app
+from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer, Project
 from tests.integration.domain import Domain
+from tests.services.model_servers import served
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,6 +36,18 @@ def test_a_server_is_drained_paused_resumed_probed_and_removed() -> None:
     assert run("remove", str(LLMServer.objects.get().pk))[0] == 0
     assert not LLMServer.objects.exists()
     assert "No LLM server is registered" in run("list")[1]
+
+
+def test_a_server_whose_model_sees_says_so() -> None:
+    Project.objects.create(name="alpha")
+    seeing, blind = ScriptedServer(pictures=True), ScriptedServer()
+    with served(seeing, blind):
+        for server, said in ((seeing, "rollouts. It takes pictures.\n"), (blind, "rollouts.\n")):
+            code, out, err = run("register", server.url, "tiny")
+            assert (code, err) == (0, "")
+            assert out.endswith(said)
+    lines = run("list")[1].splitlines()[1:]
+    assert {line.split()[0]: line.endswith("  takes pictures") for line in lines} == {seeing.url: True, blind.url: False}
 
 
 def test_what_is_refused_says_why() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from rollouts.llm.capabilities import Feature
 from rollouts.models import LLMServer, Project
 from rollouts.selectors.server_rows import fleets, policies_of
 from rollouts.services.errors import Refused
@@ -60,7 +61,8 @@ class Command(BaseCommand):
         self.stdout.write(f"{'server':{wide}}  {'state':10}  {'rollouts':>9}  version  policy")
         for row, policy in rows:
             server, use = row.server, f"{row.in_flight}/{row.server.capacity}"
-            self.stdout.write(f"{server.url:{wide}}  {server.state:10}  {use:>9}  {server.policy_version:>7}  {policy}")
+            can = "  takes pictures" if _takes_pictures(server) else ""
+            self.stdout.write(f"{server.url:{wide}}  {server.state:10}  {use:>9}  {server.policy_version:>7}  {policy}{can}")
             if server.last_error:
                 self.stdout.write(f"{'':{wide}}  {server.last_error}")
 
@@ -68,7 +70,8 @@ class Command(BaseCommand):
         names = ("url", "policy", "model", "policy_version", "capacity", "tokenizer", "tool_format", "max_model_len")
         known = {name: options[name] for name in (*names, "allow_text_only")}
         server = register_server(project=_project(options["project"]), **known)
-        self.stdout.write(f"{server} serves {server.policy.name} with room for {server.capacity} rollouts.")
+        can = " It takes pictures." if _takes_pictures(server) else ""
+        self.stdout.write(f"{server} serves {server.policy.name} with room for {server.capacity} rollouts.{can}")
 
     def _change(self, action: str, server: LLMServer, policy_version: int | None) -> None:
         if action == "remove":
@@ -81,6 +84,10 @@ class Command(BaseCommand):
             change_server(server=server, changes=ServerChanges(state=_STATES[action], policy_version=policy_version))
         server.refresh_from_db()
         self.stdout.write(" ".join(filter(None, (f"{server.url}: {server.state}.", server.last_error))))
+
+
+def _takes_pictures(server: LLMServer) -> bool:
+    return Feature.PICTURES in server.capabilities.get("features", ())
 
 
 def _find(name: str) -> LLMServer:
