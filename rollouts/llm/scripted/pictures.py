@@ -13,7 +13,6 @@ from rollouts.llm.scripted.sequences import Given, Place
 from rollouts.llm.scripted.tokenizer import FRAME, PICTURE, Tokenizer
 
 _END_OF_PNG = b"IEND\xaeB`\x82"
-_UNREADABLE = "Failed to load image: cannot identify image file <_io.BytesIO object>"
 
 
 def picture_id(tokenizer: Tokenizer) -> int:
@@ -24,15 +23,15 @@ def picture_id(tokenizer: Tokenizer) -> int:
 
 def load(url: str) -> bytes:
     """A picture's data, out of its data: URL. Raises `BadRequest`: nothing is fetched."""
-    head, comma, data = url.partition(",")
+    head, _, data = url.partition(",")
     if not head.startswith("data:"):
         raise BadRequest(f"Cannot connect to host of {url}", status=500)
     try:
         picture = base64.b64decode(data, validate=True)
     except binascii.Error as exc:
         raise BadRequest(f"Failed to load image: {exc}") from exc
-    if not comma or type_of(picture) is None:
-        raise BadRequest(_UNREADABLE)
+    if type_of(picture) is None:
+        raise BadRequest("Failed to load image: cannot identify image file <_io.BytesIO object>")
     if picture[12:16] == b"IHDR" and not picture.endswith(_END_OF_PNG):
         raise BadRequest("Failed to load image: image file is truncated")
     return picture

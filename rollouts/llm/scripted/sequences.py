@@ -56,9 +56,12 @@ class Given(NamedTuple):
 
     def text_ids(self) -> list[int]:
         """The ids that are not a picture's."""
-        ends = [0, *(place.offset + place.length for place in self.places)]
-        starts = [*(place.offset for place in self.places), len(self.ids)]
-        return [token for end, start in zip(ends, starts, strict=True) for token in self.ids[end:start]]
+        text: list[int] = []
+        end = 0
+        for place in self.places:
+            text += self.ids[end : place.offset]
+            end = place.offset + place.length
+        return text + self.ids[end:]
 
 
 def fingerprint(ids: Sequence[int], before: int = 0) -> int:
