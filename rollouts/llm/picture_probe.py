@@ -14,9 +14,9 @@ from rollouts.llm.pictures import picture_message
 from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
 from sandboxes.protocol import Picture
 
+ONE_TOKEN = Sampling(max_tokens=1)
 MAX_TRIALS = 6  # ids; a picture's range has its pad id most often, and few others
 _SIDE = 64  # pixels; some image processors refuse smaller pictures
-_ONE_TOKEN = Sampling(max_tokens=1)
 _NOT_FOUND_YET = -1
 
 
@@ -33,7 +33,7 @@ async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | N
     async def refusal(candidate: int, prompt: TokenPrompt) -> ModelError | ContextOverflow | None:
         trial = replace(seeing, picture_id=candidate)
         try:
-            await client.generate(trial, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT, pictures=pictures)
+            await client.generate(trial, prompt, ONE_TOKEN, timeout=HELPER_TIMEOUT, pictures=pictures)
         except (ModelError, ContextOverflow) as error:
             return error
         return None

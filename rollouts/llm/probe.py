@@ -10,10 +10,10 @@ from typing import Any
 from rollouts.llm.capabilities import Capabilities, Feature
 from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
-from rollouts.llm.picture_probe import find_picture_id
+from rollouts.llm.picture_probe import ONE_TOKEN, find_picture_id
 from rollouts.llm.tokens import prove_equal
 from rollouts.llm.transport import Transport
-from rollouts.llm.types import ChatMessage, Completion, Sampling, ServerAddress, TokenPrompt
+from rollouts.llm.types import ChatMessage, Completion, ServerAddress, TokenPrompt
 
 
 class WrongTokenizer(ModelError):
@@ -21,7 +21,6 @@ class WrongTokenizer(ModelError):
 
 
 _QUESTION: list[ChatMessage] = [{"role": "user", "content": "Hi"}]
-_ONE_TOKEN = Sampling(max_tokens=1)
 _TOOL = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "properties": {}}}}
 _UNTOLD_LENGTH = 4096  # assumed for the probe's own question where the server does not tell
 
@@ -53,7 +52,7 @@ async def probe(url: str, *, api_key: str = "", model: str = "", tokenizer: str 
 async def samples_a_token(client: ModelClient, server: ServerAddress, *, timeout: float) -> None:
     """Raises `ModelError` when the server does not sample one: it may answer health checks and yet fail every call."""
     try:
-        await client.generate(server, TokenPrompt([1]), _ONE_TOKEN, timeout=timeout)
+        await client.generate(server, TokenPrompt([1]), ONE_TOKEN, timeout=timeout)
     except ContextOverflow as error:
         raise ModelError(str(error), retryable=False) from error
 
@@ -122,14 +121,14 @@ class _Probe:
     async def _sampling(self, server: ServerAddress, prompt: TokenPrompt) -> set[Feature]:
         """What a reply of one token brings, on each endpoint that gives one."""
         try:
-            completion = await self._client.generate(server, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT)
+            completion = await self._client.generate(server, prompt, ONE_TOKEN, timeout=HELPER_TIMEOUT)
         except ModelError as error:
             if not _not_there(error):
                 raise
             return await self._chat(server)  # it takes no ids, or has no completions at all
         features = {Feature.ID_PROMPTS, *_returned(completion)}
         generating = replace(server, features=frozenset({Feature.GENERATE}))
-        if await self._works(lambda: self._client.generate(generating, prompt, _ONE_TOKEN, timeout=HELPER_TIMEOUT)):
+        if await self._works(lambda: self._client.generate(generating, prompt, ONE_TOKEN, timeout=HELPER_TIMEOUT)):
             features.add(Feature.GENERATE)
         asked = {"model": server.model, "prompt": prompt.ids, "max_tokens": 1, "prompt_logprobs": 0}
         answer = await self._answer("/v1/completions", asked)
