@@ -63,7 +63,6 @@ class Endpoint:
         session = await find_session(self._directory, request)
         with _Load(session) as load:
             asked = self._read(await self._body(request, load), request, session)
-            session.check_choices(asked.n)
             work = self._stream(session, asked, answer) if asked.stream else self._whole(session, asked, answer)
             await _while_connected(request.receive, work)
 

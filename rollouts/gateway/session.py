@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import structlog
 
 from rollouts.engine.records import Recorder
+from rollouts.gateway.allowance import Allowance
 from rollouts.gateway.branches import Branches
 from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed, SessionMoved, refusal_of
 from rollouts.gateway.ledger import Ledger
@@ -45,11 +46,12 @@ class AgentSession:
         model: str,
         max_concurrent: int = 64,
         max_calls: int | None = None,
+        on_exhausted: Callable[[], None] = lambda: None,
     ) -> None:
         """`sampling` holds where the agent does not say otherwise; `model` is the name that agents see.
 
-        `call_timeout` (seconds) spans all tries of one reply. Not more than `max_calls` replies are sampled, however many are
-        asked for at the same time; one that came to nothing does not count.
+        `call_timeout` (seconds) spans all tries of one reply. Not more than `max_calls` replies are stored, and when another
+        one is asked for after them, `on_exhausted` is called.
         """
         self.model = model
         self.overflows = 0  # calls refused because their prompt left no room
@@ -59,13 +61,12 @@ class AgentSession:
         self._route = route
         self._sampling = sampling
         self._max_concurrent = max_concurrent
-        self._max_calls = max_calls
+        self._allowance = Allowance(max_calls, on_exhausted)
         self._branches = Branches()
         self._planner = Planner(client, route, self._branches)
         self._sampler = CallSampler(client, route, self._planner, call_timeout=call_timeout)
         self._ledger = Ledger(client, route, recorder, self._branches, self._planner, close=self._close_for)
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._unsampled: set[asyncio.Task[Any]] = set()  # those of them whose reply is not sampled yet
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed: SessionClosed | None = None
 
@@ -75,6 +76,7 @@ class AgentSession:
         Raises ValueError when they do not fit together.
         """
         self._ledger.restore(calls, next_message=next_message)
+        self._allowance.restore(self.calls)
 
     @property
     def calls(self) -> int:
@@ -91,14 +93,9 @@ class AgentSession:
         """The badge so far."""
         return self._branches.segments.fidelity
 
-    def check_choices(self, count: int) -> None:
-        """Raise `CallRefused` when so many replies are more than may ever be sampled."""
-        if self._max_calls is not None and count > (left := self._max_calls - self.calls) > 0:
-            raise CallRefused(Kind.INVALID, f"{count} replies are asked for, and the session has {left} model calls left")
-
     async def reply(self, request: ModelRequest) -> Reply:
         """One reply, stored before it is returned. Raises `CallRefused`, `SessionClosed`, and what the recorder raises."""
-        task = self._start_call(self._serve(request, None))
+        task = self._start(self._serve(request, None))
         try:
             return await self._outcome(task)
         finally:
@@ -107,7 +104,7 @@ class AgentSession:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Event, None]:
         """The same in pieces, as they are sampled. What was sampled is stored also when nobody wants more."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        task = self._start_call(self._serve(request, queue))
+        task = self._start(self._serve(request, queue))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
@@ -140,17 +137,6 @@ class AgentSession:
     def _close_for(self, reason: str) -> SessionClosed:
         self._closed = self._closed or SessionClosed(reason)
         return self._closed
-
-    def _start_call(self, work: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
-        taken = self.calls + len(self._unsampled) + len(self._writes)
-        if self._closed is None and self._max_calls is not None and taken >= self._max_calls:
-            work.close()
-            # Some of them may come to nothing.
-            raise CallRefused(Kind.TOO_MANY, "the last model calls of this session are under way", retry_after=1)
-        task = self._start(work)
-        self._unsampled.add(task)
-        task.add_done_callback(self._unsampled.discard)
-        return task
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """A task of its own for each call, so that `close` can end it."""
@@ -188,21 +174,23 @@ class AgentSession:
         sampling = request.wishes.applied(self._sampling)
         if request.fewest_tokens > self._route.server.max_model_len:
             raise self._too_long(request.fewest_tokens)  # before a server is held up by it
-        plan = await self._planner.plan(request)
+        async with self._allowance.one() as taken:
+            plan = await self._planner.plan(request)
 
-        async def store(sampled: Sampled, told: Told | None = None) -> Reply:
-            return await self._finished(self._ledger.store(request, self._planner.hand_over(plan), sampling, sampled, told))
+            async def store(sampled: Sampled, told: Told | None = None) -> Reply:
+                taken.is_handed_over = True
+                return await self._finished(self._ledger.store(request, self._planner.hand_over(plan), sampling, sampled, told))
 
-        try:
-            if queue is None:
-                answer = await self._sampler.whole(request, plan, sampling)
-            else:
-                answer = await self._sampler.in_pieces(request, plan, sampling, tell=queue.put_nowait, keep=store)
-            reply = await store(*answer)
-        except ContextOverflow as exc:
-            raise self._too_long(len(plan.prompt.ids)) from exc
-        finally:
-            self._planner.release(plan)
+            try:
+                if queue is None:
+                    answer = await self._sampler.whole(request, plan, sampling)
+                else:
+                    answer = await self._sampler.in_pieces(request, plan, sampling, tell=queue.put_nowait, keep=store)
+                reply = await store(*answer)
+            except ContextOverflow as exc:
+                raise self._too_long(len(plan.prompt.ids)) from exc
+            finally:
+                self._planner.release(plan)
         if request.remember is not None:
             self.remembered.add(request.id, (*request.remember, answer.told.message()))
         return reply
@@ -216,14 +204,13 @@ class AgentSession:
         """Store it, whoever goes away meanwhile: half stored would be neither lost nor there."""
         task = asyncio.create_task(work)
         self._writes.add(task)
-        self._unsampled.discard(asyncio.current_task())  # type: ignore[arg-type]
         task.add_done_callback(self._written)
         return await asyncio.shield(task)
 
     def _written(self, task: asyncio.Task[Any]) -> None:
         self._writes.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waits for it gets it; after a disconnection nobody does
+        # Whoever waits for its exception gets it; after a disconnection nobody does.
+        self._allowance.end(stored=not task.cancelled() and task.exception() is None)
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

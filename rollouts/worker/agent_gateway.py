@@ -55,6 +55,7 @@ class SandboxGateway:
             call_timeout=self.call_timeout,
             model=access.model,
             max_calls=max_calls,
+            on_exhausted=access.exhausted,
         )
         server = _Server(access)
         try:
@@ -103,10 +104,11 @@ class _Access:
             return None
         if isinstance(self.session.failure, Overtaken):
             self._end(self.session.failure)  # whatever else it tries
-        if self.session.calls >= self._max_calls:
-            self._over.set()
-            raise SessionClosed(f"all of the {self._max_calls} model calls were made")
         return self.session
+
+    def exhausted(self) -> None:
+        """The agent wants another call after all that it may make."""
+        self._over.set()
 
     async def turn(self, record: TurnRecord) -> None:
         try:

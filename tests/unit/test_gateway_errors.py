@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollouts.gateway import SessionClosed, create_app
 from rollouts.gateway.endpoint import Limits
+from rollouts.gateway.errors import refusal_of
 from rollouts.llm.errors import ModelError
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
@@ -156,6 +157,45 @@ async def test_servers_that_fail_are_no_ones_reply(gateway, http):
         answer = await http.post(f"{empty.url}/v1/chat/completions", json={"messages": MESSAGES})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert empty.session.failure is not None and empty.memory.records == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 503])
+async def test_agents_are_not_told_where_model_servers_are(caplog, status, stream):
+    async with ScriptedServer() as server, serve(server, call_timeout=2) as gateway:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as http:
+            ask = {"messages": [{"role": "user", "content": f"[[fail:{status}]]"}], "stream": stream}
+            answer = await http.post(f"{gateway.url}/v1/chat/completions", json=ask)
+        assert answer.status_code in (400, 502, 503)
+        assert "127.0.0.1" not in answer.text and "://" not in answer.text
+        assert (answer.status_code == 400) == (status == 400)
+        assert status != 400 or "the model server answered 400: scripted failure" in answer.text
+        assert server.url in caplog.text and (status == 400 or server.url in str(gateway.session.failure))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_agents_are_not_told_which_server_is_gone(path):
+    async with ScriptedServer() as server:
+        gone = server.address()
+    async with serve(server, route=FixedRoute(gone), call_timeout=2) as gateway:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as http:
+            answer = await http.post(f"{gateway.url}{path}", json=PATHS[path])
+        assert answer.status_code == 503 and "127.0.0.1" not in answer.text and "://" not in answer.text
+        assert error_of(path, answer)["message"] == "no model server could answer this call; send it again"
+        assert gone.url in str(gateway.session.failure)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("http://vllm-3.internal:8000/tokenize answered 400: no", "the model server answered 400: no"),
+        ("m at https://10.0.0.7 refuses 'a'", "m at the model server refuses 'a'"),
+        ("10.0.0.7:8000 and [fd00::1]:8000 refuse", "the model server and the model server refuse"),
+        ("mm_items['image'][0]: 3.5 of [1, 2] at 12:30", "mm_items['image'][0]: 3.5 of [1, 2] at 12:30"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_told_without_addresses(said, told):
+    assert str(refusal_of(ModelError(said, retryable=False, status=400))) == told
 
 
 async def test_the_requests_of_a_session_are_bounded_together():

@@ -15,6 +15,7 @@ from rollouts.engine.records import TurnRecord
 from rollouts.gateway import AgentSession, SessionClosed
 from rollouts.gateway.errors import CallRefused
 from rollouts.gateway.remembered import RememberedConversations
+from rollouts.gateway.replies import Reply
 from rollouts.gateway.requests import FunctionTool, ModelRequest
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.capabilities import Feature
@@ -378,6 +379,40 @@ async def test_more_calls_at_once_than_allowed_are_put_off(server):
         answer = await _post(gateway, "hello")
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         waiting.cancel()
+
+
+async def test_a_session_has_so_many_replies_however_many_are_asked_for_at_once(server):
+    exhausted = asyncio.Event()
+    async with open_session(server, max_calls=3, on_exhausted=exhausted.set) as gateway:
+        asked = [gateway.session.reply(request(said("user", f"[[reply:{number}]][[delay:0.05]]"))) for number in range(20)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(outcome, Reply) for outcome in outcomes) == len(gateway.memory.calls) == 3
+        assert [str(o) for o in outcomes if not isinstance(o, Reply)] == ["all of the 3 model calls were made"] * 17
+        assert exhausted.is_set()
+        await gateway.session.count_tokens(request(said("user", "hi")))
+
+
+async def test_a_call_that_comes_to_nothing_leaves_its_place_to_another(server):
+    exhausted = asyncio.Event()
+    async with open_session(server, max_calls=1, on_exhausted=exhausted.set) as gateway:
+        left = asyncio.create_task(gateway.session.reply(request(said("user", "[[delay:60]]"))))
+        await _until(lambda: server.running == 1)
+        waiting = asyncio.create_task(gateway.session.reply(request(said("user", "[[reply:yes]]"))))
+        left.cancel()
+        assert (await waiting).told.content == "yes" and not exhausted.is_set()
+        with pytest.raises(SessionClosed):
+            await gateway.session.reply(request(said("user", "more")))
+        assert exhausted.is_set() and len(gateway.memory.calls) == 1
+
+
+async def test_a_reply_that_was_left_in_the_middle_counts():
+    async with ScriptedServer(token_delay=0.02) as server, open_session(server, max_calls=1) as gateway:
+        events = gateway.session.stream(request(said("user", "[[reply:ordinary words, and some more of them]]")))
+        await anext(events)
+        await events.aclose()
+        with pytest.raises(SessionClosed):
+            await gateway.session.reply(request(said("user", "more")))
+        assert [call.finish_reason for call in gateway.memory.calls] == ["abort"]
 
 
 async def _post(gateway: Gateway, text: str) -> httpx.Response:
