@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,15 @@ from tests.integration.domain import Domain
 @pytest.fixture
 def domain(db: None) -> Domain:
     return Domain()
+
+
+@pytest.fixture
+def blob_folder(tmp_path: Path, settings: Any) -> Path:
+    """Where the blobs of this test lie, and no others."""
+    folder, blobs = tmp_path / "blobs", settings.STORAGES["blobs"]
+    options = {**blobs["OPTIONS"], "location": str(folder)}
+    settings.STORAGES = {**settings.STORAGES, "blobs": {**blobs, "OPTIONS": options}}
+    return folder
 
 
 @pytest.fixture

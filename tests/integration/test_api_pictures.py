@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -20,18 +19,10 @@ from tests.integration.api_case import ApiCase, expect_problem
 from tests.integration.test_api_results import get_settled
 from tests.integration.test_message_pictures import CAT, DOG
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("blob_folder")]
 
 IMAGE = 5  # the id that pictures are expanded to
 HTML = b"<script>alert(1)</script>"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, settings: Any) -> None:
-    """A storage of the test's own."""
-    blob_settings = settings.STORAGES["blobs"]
-    options = {**blob_settings["OPTIONS"], "location": str(tmp_path / "blobs")}
-    settings.STORAGES = {**settings.STORAGES, "blobs": {**blob_settings, "OPTIONS": options}}
 
 
 @pytest.fixture

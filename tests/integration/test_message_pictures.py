@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,20 +27,12 @@ from rollouts.worker.large_values import without_large_outputs
 from sandboxes.protocol import Picture
 from tests.integration.domain import Domain
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("blob_folder")]
 
 CAT = Picture("image/png", b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
 DOG = Picture("image/jpeg", b"\xff\xd8\xff\xe0" + bytes(range(256)))
 # Six ids of a picture after one of text.
 PLACED = (PlacedPicture(1, 6, CAT.digest),)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, settings: Any) -> None:
-    """A storage of the test's own."""
-    blob_settings = settings.STORAGES["blobs"]
-    options = {**blob_settings["OPTIONS"], "location": str(tmp_path / "blobs")}
-    settings.STORAGES = {**settings.STORAGES, "blobs": {**blob_settings, "OPTIONS": options}}
 
 
 @pytest.fixture

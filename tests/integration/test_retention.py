@@ -51,12 +51,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, settings: Any) -> Path:
-    """A blob storage of the test's own."""
-    blob_settings = settings.STORAGES["blobs"]
-    options = {**blob_settings["OPTIONS"], "location": str(tmp_path / "blobs")}
-    settings.STORAGES = {**settings.STORAGES, "blobs": {**blob_settings, "OPTIONS": options}}
-    return tmp_path / "blobs"
+def folder(blob_folder: Path) -> Path:
+    return blob_folder
 
 
 @pytest.fixture

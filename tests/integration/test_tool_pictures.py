@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -22,7 +20,7 @@ from rollouts.worker.large_values import without_large_outputs
 from sandboxes.protocol import Picture
 from tests.integration.api_case import ApiCase, expect_problem
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("blob_folder")]
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
@@ -35,14 +33,6 @@ PICTURES = (
     Picture("image/svg+xml", SVG),
     Picture("image/png", HTML),
 )
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, settings: Any) -> None:
-    """A storage of the test's own."""
-    blob_settings = settings.STORAGES["blobs"]
-    options = {**blob_settings["OPTIONS"], "location": str(tmp_path / "blobs")}
-    settings.STORAGES = {**settings.STORAGES, "blobs": {**blob_settings, "OPTIONS": options}}
 
 
 @pytest.fixture
