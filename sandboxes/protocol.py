@@ -187,12 +187,19 @@ class Session(Protocol):
     async def ping(self) -> float: ...
 
     async def bash(
-        self, command: str, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None
+        self,
+        command: str,
+        *,
+        timeout: float,
+        quiet_timeout: float | None = None,
+        on_output: Output | None = None,
+        leaves_nothing: bool = False,
     ) -> CommandResult:
         """Run a command in the persistent shell, on a terminal.
 
         It is killed after `timeout` seconds. When it prints nothing for `quiet_timeout` seconds the call returns with `running`
-        and the command goes on, its timeout too. `on_output` gets what is printed as it comes.
+        and the command goes on, its timeout too. `on_output` gets what is printed as it comes. What it leaves running
+        goes on, unless it was killed, or `leaves_nothing`: then that is killed when the command ends.
         """
         ...
 

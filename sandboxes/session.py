@@ -35,10 +35,17 @@ class BrokerSession:
         return time.perf_counter() - started
 
     async def bash(
-        self, command: str, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None
+        self,
+        command: str,
+        *,
+        timeout: float,
+        quiet_timeout: float | None = None,
+        on_output: Output | None = None,
+        leaves_nothing: bool = False,
     ) -> CommandResult:
         code = command.encode("utf-8", "replace")
-        return answers.command_result(*await self._run("bash", code, on_output, timeout=timeout, quiet_timeout=quiet_timeout))
+        limits = {"timeout": timeout, "quiet_timeout": quiet_timeout, "leaves_nothing": leaves_nothing}
+        return answers.command_result(*await self._run("bash", code, on_output, **limits))
 
     async def bash_input(
         self, data: bytes, *, timeout: float, quiet_timeout: float | None = None, on_output: Output | None = None

@@ -171,7 +171,8 @@ class Harness:
         await sandbox.set_env(variables)
         # Into a file: a process that the agent has left behind would hold a pipe open, and so the end of the command.
         script = f"(cd {shlex.quote(ctx.config.workdir)} || exit 127\n{program.command}\n) </dev/null >{_OUTPUT_FILE} 2>&1"
-        return await _first(sandbox.bash(script, timeout=seconds), model.until_over())
+        # What the agent leaves running could change what is brought away, and see the tests.
+        return await _first(sandbox.bash(script, timeout=seconds, leaves_nothing=True), model.until_over())
 
     async def _keep(self, ctx: RunContext, result: CommandResult | Termination) -> None:
         """Bring away what the agent has left, as far as it can be."""

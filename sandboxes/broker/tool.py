@@ -50,11 +50,15 @@ class Call:
 
 
 class Job:
-    """One piece of work for a tool. `call` waits for it; None while it goes on without."""
+    """One piece of work for a tool. `call` waits for it; None while it goes on without.
 
-    def __init__(self, text: str, timeout: float, call: Call) -> None:
+    With `leaves_nothing`, what it started is killed when it ends by itself, too.
+    """
+
+    def __init__(self, text: str, timeout: float, call: Call, *, leaves_nothing: bool = False) -> None:
         self.text = text
         self.timeout = timeout
+        self.leaves_nothing = leaves_nothing
         self.call: Call | None = call
         self.owner = call.owner
         self.timed_out = False
@@ -270,7 +274,7 @@ class Tool:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if job.is_ended:
+        if job.is_ended or job.leaves_nothing:
             self._kill_leftovers()
         self._output.drain()
         if self.watchdog is not None and not job.limit_exceeded:

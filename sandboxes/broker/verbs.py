@@ -58,7 +58,8 @@ class Verbs:
         request.answer({})
 
     def _run(self, tool: Tool, request: Request) -> None:
-        job = Job(_code(request.payload), _number(request.header, "timeout", _MAX_TIMEOUT), self._call(request))
+        timeout, leaves_nothing = _number(request.header, "timeout", _MAX_TIMEOUT), request.header.get("leaves_nothing") is True
+        job = Job(_code(request.payload), timeout, self._call(request), leaves_nothing=leaves_nothing)
         request.on_cancel = lambda: tool.cancel(job)
         tool.submit(job)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,15 +28,35 @@ async def test_tools_keep_their_state_over_connections(session: BrokerSession, t
     await other.close()
 
 
+async def ended(pid: str) -> bool:
+    """Whether the process ends within two seconds."""
+    for _ in range(100):
+        if not Path(f"/proc/{pid}/exe").exists():
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
 async def test_a_child_that_outlives_its_parents_is_killed_at_the_timeout(session: BrokerSession, tmp_path: Path) -> None:
     result = await session.bash("(setsid sleep 600 & echo $! > pid); sleep 600", timeout=1)
     assert result.timed_out
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(100):
-        if not Path(f"/proc/{pid}/exe").exists():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the child is still there")
+    assert await ended((tmp_path / "pid").read_text().strip())
+
+
+@pytest.mark.parametrize("leaves_nothing", [False, True])
+async def test_what_a_command_leaves_running_goes_on_where_that_is_not_refused(
+    session: BrokerSession, tmp_path: Path, leaves_nothing: bool
+) -> None:
+    await session.bash("sleep 600 & echo $! > before", timeout=5)
+    leaves = "(sleep 600 & echo $! > near); (setsid sleep 600 & echo $! > far); echo left"
+    result = await session.bash(leaves, timeout=5, leaves_nothing=leaves_nothing)
+    assert (result.output, result.exit_code, result.timed_out, result.restarted) == ("left\n", 0, False, False)
+    before, *left = [(tmp_path / name).read_text().strip() for name in ("before", "near", "far")]
+    if leaves_nothing:
+        assert [await ended(pid) for pid in left] == [True, True]
+        left = []
+    for pid in [before, *left]:
+        os.kill(int(pid), signal.SIGKILL)  # raises where it is gone
 
 
 async def test_a_command_that_closes_every_descriptor_costs_only_the_shell(session: BrokerSession) -> None:

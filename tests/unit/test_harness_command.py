@@ -198,9 +198,10 @@ async def test_the_attempts_time_is_not_the_agents_fault(make: Any):
         await make({"command": "sleep 1000 #"}, seconds=2, of_attempt=True).play(instruction="x")
 
 
-async def test_a_process_that_is_left_behind_does_not_hold_the_rollout(make: Any):
+async def test_a_process_that_is_left_behind_neither_holds_the_rollout_nor_sees_its_tests(make: Any):
     command = "setsid sleep 1000 & python3 /tmp/prorl/agent.py"
-    played = await make({"command": command}).play(instruction="Hello [[reply:hi]]", expected_answer="hi")
+    tests = "! grep -aq 'sleep.100[0]' /proc/[0-9]*/cmdline"
+    played = await make({"command": command}).play(instruction="Hello [[reply:hi]]", tests=tests)
     assert played.score.total == 1.0
 
 
