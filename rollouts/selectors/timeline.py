@@ -11,6 +11,7 @@ from django.db.models.functions import Coalesce
 
 from rollouts.engine.tools import ToolResult, render_result
 from rollouts.models import Message, MessagePicture, ModelCall, Reward, Rollout, ToolCall, ToolPicture
+from rollouts.models.trajectory import StoredPicture
 
 _TOKEN_BYTES = 4
 
@@ -43,7 +44,7 @@ class ToolStep:
     seen_pictures: list[MessagePicture] = field(default_factory=list)
 
     @property
-    def pictures(self) -> list[tuple[ToolPicture | MessagePicture, bool]]:
+    def pictures(self) -> list[tuple[StoredPicture, bool]]:
         """Each picture once, with whether the model saw it."""
         displayed, seen = ({picture.blob_id for picture in some} for some in (self.displayed, self.seen_pictures))
         only_seen = [picture for picture in self.seen_pictures if picture.blob_id not in displayed]

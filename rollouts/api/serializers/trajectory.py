@@ -1,13 +1,11 @@
 """Trajectories and results.
 
-Token arrays are large, so these are built as plain values; the serializer classes below only describe them in the schema.
+Token arrays are large, so these are built as plain values; the serializer classes only describe them in the schema.
 """
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 from django.urls import reverse
@@ -15,11 +13,16 @@ from rest_framework import serializers
 
 from rollouts.api.cursors import position_cursor
 from rollouts.api.serializers.runs import RolloutSerializer
-from rollouts.llm.buffer import Segment
+from rollouts.api.serializers.segments import (
+    PackedSegmentSerializer,
+    PlacedPictureSerializer,
+    SegmentSerializer,
+    places_json,
+    segment_json,
+)
 from rollouts.llm.types import PlacedPicture
 from rollouts.models import MessagePicture, ModelCall, Rollout, ToolCall, ToolPicture
 from rollouts.selectors.results import position_of
-from rollouts.selectors.segments import PackedSegment
 from rollouts.selectors.trajectory import Trajectory
 
 _PROBLEM_HELP = "Why the stored tokens cannot be what was sent and sampled, and are withheld; empty when they can."
@@ -42,14 +45,6 @@ class MessageSerializer(serializers.Serializer[Any]):
     name = serializers.CharField(help_text="The tool, for role `tool`.")
     content = serializers.CharField()
     pictures = MessagePictureSerializer(many=True)
-
-
-class PlacedPictureSerializer(serializers.Serializer[Any]):
-    """A picture among ids, none of which was sampled: the model sees it in place of `length` ids from `offset` on."""
-
-    offset = serializers.IntegerField()
-    length = serializers.IntegerField()
-    sha256 = serializers.CharField(help_text="Its data is at `pictures/{sha256}/` of its rollout.")
 
 
 class ModelCallSerializer(serializers.Serializer[Any]):
@@ -108,39 +103,6 @@ class ToolCallSerializer(serializers.Serializer[Any]):
     pictures = ToolPictureSerializer(many=True)
     started_at = serializers.DateTimeField()
     duration = serializers.FloatField(help_text="Seconds.")
-
-
-class _AnySegmentSerializer(serializers.Serializer[Any]):
-    """What segments have, packed or not."""
-
-    opened_by = serializers.CharField(help_text="Why it was begun; empty when that was not noted.")
-    parent_segment = serializers.IntegerField(allow_null=True, help_text="Which segment it branched off.")
-    pictures = PlacedPictureSerializer(many=True, help_text="Among its ids, in order.")
-
-
-class SegmentSerializer(_AnySegmentSerializer):
-    """One append-only sequence, ready to train on. The lists with a value for each id are of the same length."""
-
-    token_ids = serializers.ListField(child=serializers.IntegerField())
-    loss_mask = serializers.ListField(child=serializers.IntegerField(), help_text="1 on sampled ids, 0 elsewhere.")
-    logprobs = serializers.ListField(
-        child=serializers.FloatField(), allow_null=True, help_text="0.0 where the mask is 0; null when any is unknown."
-    )
-    policy_versions = serializers.ListField(
-        child=serializers.IntegerField(), help_text="Which policy version sampled the id; -1 where the mask is 0."
-    )
-
-
-class PackedSegmentSerializer(_AnySegmentSerializer):
-    """A segment as little-endian arrays, in base64 (JSON) or as they are (MessagePack): 9 to 12 bytes a token instead of 50."""
-
-    token_ids = serializers.CharField(help_text="int32")
-    loss_mask = serializers.CharField(help_text="uint8; 1 on sampled ids, 0 elsewhere")
-    logprobs = serializers.CharField(allow_null=True, help_text="float32; 0.0 where the mask is 0; null when any is unknown")
-    version_runs = serializers.ListField(
-        child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
-        help_text="[policy version, ids] pairs that cover all ids in order; -1 for those that were not sampled.",
-    )
 
 
 class TrajectorySerializer(serializers.Serializer[Any]):
@@ -208,52 +170,9 @@ def trajectory_json(trajectory: Trajectory, *, full_prompts: bool = False) -> di
         ],
         "model_calls": calls,
         "tool_calls": [_tool_call(call, displayed[call.turn, call.index]) for call in trajectory.tool_calls],
-        "segments": [_segment(segment, began[number]) for number, segment in enumerate(trajectory.segments())],
+        "segments": [segment_json(segment, began[number]) for number, segment in enumerate(trajectory.segments())],
         "token_problem": trajectory.token_problem,
     }
-
-
-def _segment(segment: Segment, first: ModelCall) -> dict[str, Any]:
-    return {
-        "opened_by": first.opened_by,
-        "parent_segment": first.parent_segment,
-        "pictures": _places(segment.placed),
-        "token_ids": segment.ids,
-        "loss_mask": segment.mask,
-        "logprobs": segment.logprobs,
-        "policy_versions": segment.versions,
-    }
-
-
-def packed_segment_json(segment: PackedSegment) -> dict[str, Any]:
-    """As `PackedSegmentSerializer` describes it."""
-    return {
-        **packed_segment_raw(segment),
-        "token_ids": _base64(segment.token_ids),
-        "loss_mask": _base64(segment.loss_mask),
-        "logprobs": None if segment.logprobs is None else _base64(segment.logprobs),
-    }
-
-
-def packed_segment_raw(segment: PackedSegment) -> dict[str, Any]:
-    """As `PackedSegmentSerializer` describes it, but the bytes themselves."""
-    return {
-        "opened_by": segment.opened_by,
-        "parent_segment": segment.parent_segment,
-        "pictures": _places(segment.placed),
-        "token_ids": segment.token_ids,
-        "loss_mask": segment.loss_mask,
-        "logprobs": segment.logprobs,
-        "version_runs": segment.version_runs,
-    }
-
-
-def _base64(data: bytes | bytearray) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _places(placed: Iterable[PlacedPicture]) -> list[dict[str, Any]]:
-    return [{"offset": place.offset, "length": place.length, "sha256": place.digest} for place in placed]
 
 
 def _model_call(call: ModelCall) -> dict[str, Any]:
@@ -266,7 +185,7 @@ def _model_call(call: ModelCall) -> dict[str, Any]:
         "text": call.text,
         "finish_reason": call.finish_reason,
         "prompt_tokens": call.prompt_tokens,
-        "pictures": _places(PlacedPicture(before + offset, length, digest) for offset, length, digest in call.placed),
+        "pictures": places_json(PlacedPicture(before + offset, length, digest) for offset, length, digest in call.placed),
         "policy": call.policy,
         "policy_version": call.policy_version,
         "policy_version_last": call.policy_version if call.policy_version_last is None else call.policy_version_last,

@@ -16,13 +16,8 @@ from rollouts.api.binary import CompressedMsgpackRenderer, MsgpackRenderer
 from rollouts.api.cursors import position_cursor, read_position
 from rollouts.api.queries import ResultsQuery
 from rollouts.api.schema import documented
-from rollouts.api.serializers.trajectory import (
-    ResultSerializer,
-    ResultsSerializer,
-    packed_segment_json,
-    packed_segment_raw,
-    trajectory_json,
-)
+from rollouts.api.serializers.segments import packed_segment_json, packed_segment_raw
+from rollouts.api.serializers.trajectory import ResultSerializer, ResultsSerializer, trajectory_json
 from rollouts.api.streaming import in_thread, later
 from rollouts.api.watch import Watch
 from rollouts.models import Rollout, Run
