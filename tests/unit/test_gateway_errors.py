@@ -233,12 +233,16 @@ async def test_a_body_that_never_ends_is_given_up():
 NAMES = [
     *("role", "content", "type", "text", "name", "id", "function", "arguments", "tool_calls", "tool_call_id", "parts", "args"),
     *("functionCall", "functionResponse", "response", "input", "input_schema", "output", "call_id", "summary", "tool_use_id"),
+    *("image_url", "url", "file_id", "source", "media_type", "data", "inlineData", "mimeType"),
 ]
 FIELDS = [
     *("messages", "contents", "input", "prompt", "tools", "tool_choice", "toolConfig", "systemInstruction", "system", "stop"),
     *("instructions", "generationConfig", "max_tokens", "temperature", "n", "stream", "stream_options", "logprobs", "seed"),
 ]
-TYPES = ["text", "tool_use", "tool_result", "function", "function_call", "function_call_output", "message", "reasoning"]
+TYPES = [
+    *("text", "tool_use", "tool_result", "function", "function_call", "function_call_output", "message", "reasoning"),
+    *("image_url", "input_image", "image", "base64", "data:image/png;base64,iVBORw0KGgo=", "image/png"),
+]
 ROLES = ["user", "assistant", "system", "tool", "model"]
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 values = st.recursive(
