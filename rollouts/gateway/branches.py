@@ -46,7 +46,7 @@ def _essence(message: ChatMessage, asked: Sequence[str]) -> list[Any]:
         return ["assistant", message["content"].strip(), calls]
     answers = message.get("tool_call_id", "")
     which = asked.index(answers) if answers in asked else None
-    essence = [message["role"], message["content"], message.get("name", ""), which]
+    essence: list[Any] = [message["role"], message["content"], message.get("name", ""), which]
     if "parts" in message:
         essence.append([part["text"] if part["type"] == "text" else [part["picture"].digest] for part in message["parts"]])
     return essence

@@ -201,15 +201,15 @@ def _read_parts(fields: Fields, name: str, pictures: PictureReader | None) -> li
         return [text_part(fields.text(name))]
     parts = []
     for block in fields.objects(name):
-        match block.text("type"):
-            case "text":
-                parts.append(text_part(block.text("text")))
-            case "image" if pictures is None:
-                raise misplaced(block)
-            case "image":
-                parts.append(_read_picture(block, pictures))
-            case kind:
-                raise block.refuse("type", f"{kind!r} is not supported; send text or pictures")
+        kind = block.text("type")
+        if kind == "text":
+            parts.append(text_part(block.text("text")))
+        elif kind != "image":
+            raise block.refuse("type", f"{kind!r} is not supported; send text or pictures")
+        elif pictures is None:
+            raise misplaced(block)
+        else:
+            parts.append(_read_picture(block, pictures))
     return parts
 
 
