@@ -249,6 +249,8 @@ async def _verify(announcement: PolicyVersion, servers: list[LLMServer]) -> dict
                 return
             if Feature.PAUSE in address.features:
                 await control.reset_prefix_cache(recompute_running=False)
+                if Feature.PICTURES in address.features:
+                    await control.forget_pictures()
             if Feature.WEIGHT_VERSION in address.features:
                 await control.label(announcement.version)
         except ModelError as error:

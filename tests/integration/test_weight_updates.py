@@ -16,6 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from rollouts.lifecycle import GATEWAY, Cause, EventKind, Stage, State
+from rollouts.llm.messages import data_url
 from rollouts.llm.scripted.server import ScriptedServer
 from rollouts.models import LLMServer, PolicyVersion, Rollout, RolloutEvent, WorkerProcess
 from rollouts.services.announcements import give_up_silent_trainers, release_abandoned_holds
@@ -30,6 +31,7 @@ from rollouts.services.submit import GroupRequest, submit_groups
 from rollouts.services.weight_updates import carry_out, note_weights_in_place
 from tests.integration.domain import Domain
 from tests.integration.test_core_races import beside, domain, until
+from tests.pictures import png
 from tests.services.model_servers import served
 
 __all__ = ["beside", "domain"]
@@ -235,6 +237,24 @@ def test_the_trainer_puts_the_weights_in_place_itself(fleet: Fleet):
     assert (bad.policy_version, bad.hold, bad.state) == (0, "", "paused")
     assert labels(fleet)[0] == "1"
     assert note_weights_in_place(announcement=announcement, failed={}).state == "live"
+
+
+def test_what_old_weights_made_of_pictures_is_forgotten(domain: Domain):
+    """With a picture of the old weights vLLM's engine would end, whoever loaded the new ones."""
+    shown = {"type": "image_url", "image_url": {"url": data_url(png(8, 8, (255, 0, 0)))}}
+    asked = {"messages": [{"role": "user", "content": [shown]}]}
+    model = ScriptedServer(pictures=True)
+    with served(model):
+        fleet = Fleet(domain, [model.url])
+        assert fleet.servers[0].capabilities["picture_id"] == model.picture_id
+        for version, source in ((1, PATH), (2, EXTERNAL)):
+            httpx.post(f"{model.url}/v1/chat/completions", json=asked).raise_for_status()
+            announcement = fleet.update(version, source)
+            if source == EXTERNAL:
+                httpx.post(f"{model.url}/collective_rpc", json={"method": "reload_weights"}).raise_for_status()
+                announcement = note_weights_in_place(announcement=announcement, failed={})
+            assert states(announcement) == ["live"]
+            httpx.post(f"{model.url}/v1/chat/completions", json=asked).raise_for_status()
 
 
 def test_a_trainer_that_updates_sampling_servers_has_to_name_the_version(fleet: Fleet):

@@ -118,6 +118,20 @@ async def test_a_server_can_lie(http, server):
     assert (await post(http, GENERATE, **generating(sent, RED)))["prompt_token_ids"] != ids
 
 
+async def test_weights_loaded_without_a_pause_end_it_with_the_next_known_picture(http):
+    """As vLLM's engine ends: its scheduler takes for known what its worker has forgotten."""
+    _, sent = await render(http, RED)
+    asked = generating(sent, RED)
+    await post(http, GENERATE, **asked)
+    for forget in ("/pause", "/reset_encoder_cache"):
+        async with http.post(forget):
+            await post(http, "/collective_rpc", method="reload_weights")
+        async with http.post("/resume"):
+            await post(http, GENERATE, **asked)
+    await post(http, "/collective_rpc", method="reload_weights")
+    assert (await refusal(http, GENERATE, **asked))[0] == 500
+
+
 async def test_refusals_are_worded_as_vllms(http):
     _, sent = await render(http, RED)
     status, error = await refusal(http, GENERATE, **generating(sent, RED, BLUE))

@@ -60,6 +60,10 @@ class Control:
             await asyncio.sleep(_RESET_PAUSE)
         raise ModelError(f"{self._url} does not let go of its prefix cache, which the old weights made", retryable=True)
 
+    async def forget_pictures(self) -> None:
+        """Forget what the old weights made of pictures. Only while it samples nothing: running requests would miss theirs."""
+        await self._post("/reset_encoder_cache")
+
     async def label(self, version: int) -> None:
         """Have the server name its weights by this number from now on."""
         await self._post("/update_weight_version", {"new_version": str(version)})

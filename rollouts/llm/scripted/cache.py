@@ -1,11 +1,11 @@
-"""A simulated prefix cache: which prompts would have been computed already. Counted as vLLM counts, in tokens."""
+"""Simulated caches: which prompts and pictures would have been computed already. Tokens are counted as vLLM counts them."""
 
 from __future__ import annotations
 
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 BLOCK = 16  # ids
 
@@ -36,6 +36,28 @@ class BlockCache:
 
     def clear(self) -> None:
         self._blocks.clear()
+
+
+class PictureCache:
+    """What was made of pictures. vLLM keeps two books of it, and weights that are loaded empty only one of them."""
+
+    def __init__(self) -> None:
+        self._scheduled: set[bytes] = set()
+        self._computed: set[bytes] = set()
+
+    def look_up(self, pictures: Iterable[bytes]) -> bool:
+        """Compute those that are new. False when one that is scheduled as known is not: of that, vLLM's engine dies."""
+        new = set(pictures) - self._scheduled
+        self._scheduled |= new
+        self._computed |= new
+        return self._computed == self._scheduled
+
+    def forget_computed(self) -> None:
+        self._computed.clear()
+
+    def clear(self) -> None:
+        self._scheduled.clear()
+        self._computed.clear()
 
 
 def _blocks(ids: Sequence[int]) -> Iterator[int]:

@@ -29,6 +29,7 @@ class ControlRoutes:
             web.post("/abort_requests", self._abort_requests),
             web.post("/collective_rpc", self._collective_rpc),
             web.post("/reset_prefix_cache", self._reset_prefix_cache),
+            web.post("/reset_encoder_cache", self._reset_encoder_cache),
             web.get("/weight_info", self._weight_info),
             web.post("/update_weight_version", self._update_weight_version),
             web.post("/sleep", self._sleep),
@@ -64,12 +65,16 @@ class ControlRoutes:
         await asyncio.sleep(switches.reload_seconds)
         if switches.fail_reload:
             raise BadRequest(_failed("scripted failure"), status=500)
-        self._engine.weights = str((body.get("kwargs") or {}).get("weights_path") or "")
+        self._engine.load(str((body.get("kwargs") or {}).get("weights_path") or ""))
         return web.json_response({"results": [None]})
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
         also_running = request.query.get("reset_running_requests", "").lower() == "true"
         return web.json_response({"success": self._engine.forget(also_running=also_running)})
+
+    async def _reset_encoder_cache(self, request: web.Request) -> web.Response:
+        self._engine.pictures.clear()
+        return web.Response()
 
     async def _weight_info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self._engine.label})

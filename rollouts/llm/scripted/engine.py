@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Literal
 
-from rollouts.llm.scripted.cache import BlockCache
+from rollouts.llm.scripted.cache import BlockCache, PictureCache
 from rollouts.llm.scripted.sequences import Request
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -30,6 +30,7 @@ class Engine:
         self.adapters: dict[str, str] = {}
         self.token_delay = token_delay
         self.cache = cache
+        self.pictures = PictureCache()
         self.paused: PauseMode | None = None
         self.asleep = False
         self._max_running = max_running
@@ -92,6 +93,7 @@ class Engine:
             self.abort_all()
         if mode != "keep":
             await self._idle.wait()
+        self.pictures.clear()
 
     def resume(self) -> None:
         self.paused = None
@@ -117,6 +119,11 @@ class Engine:
         """What its logprobs depend on: the base's, and the adapter's if it is one."""
         adapter = self.adapters.get(model)
         return self.weights if adapter is None else f"{self.weights}+{adapter}"
+
+    def load(self, weights: str) -> None:
+        """Sample with these from now on."""
+        self.weights = weights
+        self.pictures.forget_computed()
 
     def _wake_running(self) -> None:
         for request in self._running:

@@ -117,6 +117,9 @@ class GenerationRoutes:
             switches.fail_next -= 1
             return self._failure(switches.status)
         async with self._engine.slot(request):
+            if not self._engine.pictures.look_up(place.data for place in request.given.places):
+                switches.broken = True
+                return error_response(500, ENGINE_DEAD)
             reply = self._decide(asked, request, max_tokens)
             delay = reply.delay or (self._delay if switches.delay is None else switches.delay)
             if reply.status != 200:
