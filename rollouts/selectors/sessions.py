@@ -14,8 +14,8 @@ def sessions_of(project: Project) -> QuerySet[Rollout]:
     return listed_rollouts().select_related("session").filter(session__project=project)
 
 
-def listed_sessions(*, project: str = "", state: str = "") -> QuerySet[Rollout]:
-    """Those of all projects or the named one, in any state or this one; each with its `session` and that one's project."""
+def listed_sessions(*, project: Project | None = None, state: str = "") -> QuerySet[Rollout]:
+    """Those of all projects or of one, in any state or in this one; each with its `session` and that one's project."""
     sessions = listed_rollouts().select_related("session__project").filter(session__isnull=False)
-    wanted = {"session__project__name": project, "state": state}
+    wanted = {"session__project": project, "state": state}
     return sessions.filter(**{name: value for name, value in wanted.items() if value})

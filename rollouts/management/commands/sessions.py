@@ -55,12 +55,9 @@ class Command(BaseCommand):
         self._show(_find(rollout.pk))
 
     def _list(self, project: str, state: str, limit: int) -> None:
-        if project and not Project.objects.filter(name=project).exists():
-            known = ", ".join(Project.objects.values_list("name", flat=True)) or "none"
-            raise CommandError(f"There is no project {project!r}. There are: {known}.")
         if limit < 1:
             raise CommandError("--limit must be at least 1.")
-        found = listed_sessions(project=project, state=state).order_by("-id")[:limit]
+        found = listed_sessions(project=_project(project) if project else None, state=state).order_by("-id")[:limit]
         if not found:
             self.stdout.write("There is no such session.")
             return
@@ -98,6 +95,14 @@ def _state(rollout: Rollout) -> str:
     if rollout.state != State.RUNNING.value:
         return rollout.state
     return "open" if rollout.cancel_requested_at is None else "cancelling"
+
+
+def _project(name: str) -> Project:
+    found = Project.objects.filter(name=name).first()
+    if found is None:
+        known = ", ".join(Project.objects.values_list("name", flat=True)) or "none"
+        raise CommandError(f"There is no project {name!r}. There are: {known}.")
+    return found
 
 
 def _find(id_: UUID) -> Rollout:
