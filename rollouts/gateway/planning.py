@@ -51,7 +51,10 @@ class Planner:
         self._branches = branches
 
     async def plan(self, request: ModelRequest, *, reserve: bool = True) -> Plan:
-        """With `reserve`, a segment that the call can go on in is its own until `release`. Raises `ModelError`."""
+        """With `reserve`, a segment that the call can go on in is its own until `release`.
+
+        Raises `ModelError`, and `ContextOverflow` where a server does not even render a prompt that is too long.
+        """
         if request.prompt is not None:
             if takes_messages_only(self._route.server):
                 raise refuse("prompt", "the session's model takes messages, no raw prompts")

@@ -13,7 +13,7 @@ from rollouts.gateway.allowance import Allowance
 from rollouts.gateway.branches import Branches
 from rollouts.gateway.errors import CallRefused, Kind, Overflow, SessionClosed, SessionMoved, refusal_of
 from rollouts.gateway.ledger import Ledger
-from rollouts.gateway.planning import Planner
+from rollouts.gateway.planning import Plan, Planner
 from rollouts.gateway.remembered import RememberedConversations
 from rollouts.gateway.replies import Event, Finished, Reply, Told
 from rollouts.gateway.requests import ModelRequest
@@ -115,7 +115,7 @@ class AgentSession:
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """How many ids the prompt of this request would have."""
-        task = self._start(self._planner.plan(request, reserve=False))
+        task = self._start(self._plan(request, reserve=False))
         try:
             return len((await self._outcome(task)).prompt.ids)
         finally:
@@ -175,7 +175,7 @@ class AgentSession:
         if request.fewest_tokens > self._route.server.max_model_len:
             raise self._too_long(request.fewest_tokens)  # before a server is held up by it
         async with self._allowance.one() as taken:
-            plan = await self._planner.plan(request)
+            plan = await self._plan(request)
 
             async def store(sampled: Sampled, told: Told | None = None) -> Reply:
                 taken.is_handed_over = True
@@ -194,6 +194,12 @@ class AgentSession:
         if request.remember is not None:
             self.remembered.add(request.id, (*request.remember, answer.told.message()))
         return reply
+
+    async def _plan(self, request: ModelRequest, *, reserve: bool = True) -> Plan:
+        try:
+            return await self._planner.plan(request, reserve=reserve)
+        except ContextOverflow as exc:
+            raise self._too_long(self._route.server.max_model_len + 1) from exc  # at least; the server did not say how long
 
     def _too_long(self, tokens: int) -> CallRefused:
         self.overflows += 1

@@ -405,6 +405,17 @@ async def test_a_server_that_expands_otherwise_is_no_ones_reply(gateway, server,
     assert gateway.memory.records == [] and "other ids" in str(gateway.session.failure)
 
 
+async def test_a_prompt_that_is_too_long_with_its_pictures(gateway, http):
+    long = {"type": "text", "text": "long " * 9000}
+    for path, body, words in [
+        (CHAT, chat([part(RED), long]), "maximum context length is 8192 tokens"),
+        (f"{ANTHROPIC}/count_tokens", {**messages(source(base64_of(RED))), "system": [long]}, "prompt is too long"),
+    ]:
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
+    assert gateway.session.failure is None and gateway.memory.records == []
+
+
 async def test_a_raw_prompt_goes_on_from_nothing_that_has_pictures(gateway):
     """Ids alone would not send them again."""
     first = (await gateway.session.reply(request(picture_message("one", RED)))).record
