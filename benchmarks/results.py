@@ -40,7 +40,7 @@ for rollout in Rollout.objects.filter(run=run):
     ModelCall.objects.bulk_create(
         ModelCall(
             rollout=rollout, attempt=rollout.attempt, turn=turn, context_ids=ids, sampled_ids=ids, logprobs=logprobs,
-            finish_reason="stop", prompt_tokens=half, policy="tiny", policy_version=0, latency=1.0,
+            finish_reason="stop", prompt_tokens=(2 * turn + 1) * half, policy="tiny", policy_version=0, latency=1.0,
         )
         for turn in range({turns})
     )
