@@ -24,18 +24,20 @@ from rollouts.llm.buffer import Segment, validate
 from rollouts.llm.capabilities import Capabilities, Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
+from rollouts.llm.engines.control import Control
 from rollouts.llm.messages import data_url, pictures_in
 from rollouts.llm.pictures import picture_message
 from rollouts.llm.placed import collapsed, content_parts
 from rollouts.llm.probe import probe
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.server import ScriptedServer
+from rollouts.llm.transport import Transport
 from rollouts.llm.types import ModelCallRecord, PlacedPicture, Sampling, ServerAddress, TokenPrompt
 from sandboxes.protocol import Picture
 from tests.acceptance.platform import ISSUE_KEY, install_environments, running_platform
 from tests.acceptance.shapes import ask, compare, same_shapes
 from tests.pictures import png
-from tests.services.vllm import VISION_MODEL_FILES, start_tiny_vision_vllm
+from tests.services.vllm import VISION_MODEL_FILES, other_eyes, start_tiny_vision_vllm
 from tests.unit.gateways import KEY, serve
 
 GENERATE = "/inference/v1/generate"
@@ -215,6 +217,23 @@ async def test_official_clients_send_pictures_through_the_gateway(address: Serve
 def placed(call: ModelCallRecord) -> tuple[PlacedPicture, ...]:
     assert call.logprobs is not None and len(call.logprobs) == len(call.sampled_ids) > 0
     return call.placed
+
+
+async def test_new_weights_see_known_pictures_anew(address: ServerAddress, client: ModelClient, tmp_path: Path):
+    """Loaded beside the platform, as trainers do. Without the last step vLLM's engine would end with the next picture."""
+    conversation = Conversation(client, FixedRoute(address), Sampling(max_tokens=60, seed=1), call_timeout=60)
+    conversation.append(picture_message("What is this?", SQUARE))
+    [segment] = validate([await conversation.sample(0)]).segments
+    transport = Transport()
+    control = Control(transport, address)
+    wrong = []
+    for weights in (other_eyes(tmp_path / "other"), VISION_MODEL_FILES):
+        await control.reload(str(weights), timeout=60)
+        await control.reset_prefix_cache(recompute_running=False)
+        await control.forget_pictures()
+        wrong.append(await wrong_logprobs(address, kept(segment), {SQUARE.digest: SQUARE}))
+    await transport.close()
+    assert len(wrong[0]) > sum(segment.mask) // 2 and wrong[1] == []
 
 
 async def test_the_scripted_server_answers_in_the_same_shapes(url: str, found: Capabilities):

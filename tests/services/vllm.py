@@ -34,12 +34,21 @@ def start_tiny_vision_vllm() -> VllmServer:
 
 def other_weights(folder: Path) -> Path:
     """The tiny model with its last norm scaled, so that every token gets another probability."""
-    shutil.copytree(MODEL_FILES, folder)
+    return _scaled(MODEL_FILES, folder, "model.norm.weight", 1.1)
+
+
+def other_eyes(folder: Path) -> Path:
+    """The tiny model that sees, to which pictures look otherwise and text does not."""
+    return _scaled(VISION_MODEL_FILES, folder, "model.connector.modality_projection.proj.weight", -3)
+
+
+def _scaled(model: Path, folder: Path, tensor: str, factor: float) -> Path:
+    shutil.copytree(model, folder)
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
     size = int.from_bytes(data[:8], "little")
-    start, end = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+    start, end = json.loads(data[8 : 8 + size])[tensor]["data_offsets"]
     start, end = 8 + size + start, 8 + size + end
-    data[start:end] = array.array("f", [value * 1.1 for value in array.array("f", bytes(data[start:end]))]).tobytes()
+    data[start:end] = array.array("f", [value * factor for value in array.array("f", bytes(data[start:end]))]).tobytes()
     file.write_bytes(data)
     return folder
