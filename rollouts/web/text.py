@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 # CSI and OSC sequences, other two-byte escapes, and control characters that would hide text. Tabs and newlines stay.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_EMPTY_CALL = re.compile(r"<tool_call>\s*</tool_call>")
 _THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 HEAD_LINES = 12
@@ -60,6 +61,8 @@ def passages(reply: str, hidden: tuple[str, ...] = ()) -> list[Passage]:
     for raw in hidden:
         if raw:
             reply = reply.replace(raw, "")
+    if hidden:  # the calls of agents that came through the gateway are known without their tags
+        reply = _EMPTY_CALL.sub("", reply)
     if "</think>" in reply and "<think>" not in reply.partition("</think>")[0]:
         reply = "<think>" + reply
     parts: list[Passage] = []

@@ -61,6 +61,8 @@ def test_reasoning_that_was_opened_by_the_prompt_or_never_closed() -> None:
 
 def test_tool_calls_as_sampled_are_left_out() -> None:
     assert passages("look\n<tool_call>x</tool_call>", ("<tool_call>x</tool_call>", "")) == [Passage(False, "look")]
+    assert passages("look\n<tool_call>\nx\n</tool_call>", ("x",)) == [Passage(False, "look")]
+    assert passages("<tool_call></tool_call>") == [Passage(False, "<tool_call></tool_call>")]
     assert passages("  ") == []
 
 
