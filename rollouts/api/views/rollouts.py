@@ -31,9 +31,6 @@ from rollouts.selectors.storage import picture_of, seen_picture
 from rollouts.selectors.trajectory import trajectories
 from rollouts.services.cancel import cancel_rollouts
 
-# What a digest names never changes; whoever may not read it any more shall not see it for long.
-_PICTURE_SECONDS = 86_400
-
 
 class RolloutList(ListView):
     query_model = RolloutQuery
@@ -91,7 +88,8 @@ class SeenPicture(ApiView):
         if picture is None:
             raise Http404
         etag = quote_etag(picture.blob_id)
-        headers = {"ETag": etag, "Cache-Control": f"private, max-age={_PICTURE_SECONDS}, immutable"}
+        # It never changes, but whoever has it asks again: the right to see it may end.
+        headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
         if etag in parse_etags(request.headers.get("If-None-Match", "")):
             return HttpResponse(status=304, headers=headers)
         data = picture.blob.content()
