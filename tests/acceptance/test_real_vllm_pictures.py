@@ -147,9 +147,10 @@ async def test_a_conversation_with_pictures_is_exact(address: ServerAddress, cli
         conversation.append(message)
         calls.append(await conversation.sample(number))
     buffer = validate(calls)
-    assert [len(call.placed) for call in calls if not call.opened_by] and calls[0].placed[0].digest == SQUARE.digest
-    cut = any(call.finish_reason == "length" for call in calls[:-1])
-    assert buffer.fidelity == conversation.fidelity == (Fidelity.SEGMENTED if cut else Fidelity.TOKEN_EXACT)
+    assert [place.digest for place in calls[0].placed] == [SQUARE.digest]
+    # A reply that was cut is not gone on from; nor is one with the id of a picture, which the model rarely samples.
+    broken = any(call.finish_reason == "length" or address.picture_id in call.sampled_ids for call in calls[:-1])
+    assert buffer.fidelity == conversation.fidelity == (Fidelity.SEGMENTED if broken else Fidelity.TOKEN_EXACT)
     pictures = pictures_in(turns)
     for segment in buffer.segments:
         assert sum(segment.mask) > 0

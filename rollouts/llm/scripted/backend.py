@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from rollouts.llm.scripted.errors import BadRequest
-from rollouts.llm.scripted.messages import Conversation
+from rollouts.llm.scripted.messages import Chat
 from rollouts.llm.scripted.pictures import expand, load
 from rollouts.llm.scripted.script import Reply, Request, Script, decide
 from rollouts.llm.scripted.sequences import Given, Plan
@@ -67,10 +67,10 @@ class Backend:
         self._sees = pictures
         self._seen: Counter[int] = Counter()
 
-    def render(self, conversation: Conversation, add_generation_prompt: bool) -> Given:
+    def render(self, chat: Chat, add_generation_prompt: bool) -> Given:
         """Messages to ids."""
-        text = self.template(conversation.messages, add_generation_prompt)
-        return self.given(self.tokenizer.encode(text), conversation.pictures)
+        text = self.template(chat.messages, add_generation_prompt)
+        return self.given(self.tokenizer.encode(text), chat.pictures)
 
     def known_ids(self, value: object) -> list[int]:
         """Raises `BadRequest` for anything but ids of this tokenizer."""

@@ -16,14 +16,14 @@ _TOOLS = "# Tools\n\nYou may call these functions:\n<tools>\n{}\n</tools>\n\nCal
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-class Conversation(NamedTuple):
+class Chat(NamedTuple):
     """Messages in which `<picture>` stands for each of the pictures, and the URLs of these."""
 
     messages: list[ChatMessage]
     pictures: list[str]
 
 
-def read_messages(body: dict[str, Any]) -> Conversation:
+def read_messages(body: dict[str, Any]) -> Chat:
     """The messages of a request, with its `tools` in the system message."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
@@ -32,7 +32,7 @@ def read_messages(body: dict[str, Any]) -> Conversation:
         raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
     pictures: list[str] = []
     plain = [ChatMessage(role=message["role"], content=_content(message, pictures)) for message in messages]
-    return Conversation(_with_tools(plain, body.get("tools") or ()), pictures)
+    return Chat(_with_tools(plain, body.get("tools") or ()), pictures)
 
 
 def parse_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
