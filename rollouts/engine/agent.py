@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -158,7 +159,8 @@ class Agent:
         """Tell the model what came of a call. If another server is asked in the end, that one has to see as well."""
         choice = none_shown(result.pictures)
         if self._conversation.takes_pictures and self._settings.max_result_pictures:
-            choice = await self._pictures.choose(result.pictures, self._conversation.can_show)
+            can_show = functools.partial(self._conversation.can_show, role=self._settings.tool_result_role)
+            choice = await self._pictures.choose(result.pictures, can_show)
         text = render_result(result, max_chars=self._settings.max_result_chars, more_notes=choice.notes)
         self._tell(draft, text, *choice.shown, name=name)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
 
 import structlog
 
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
-from rollouts.llm.messages import pictures_in
+from rollouts.llm.messages import numbered_pictures, pictures_in
 from rollouts.llm.pictures import picture_message
 from rollouts.llm.placed import expands_alike
 from rollouts.llm.route import Route
@@ -73,9 +73,19 @@ class Conversation:
         """Whether the server of the next call does."""
         return self._route.server.picture_id is not None
 
-    async def can_show(self, picture: Picture) -> bool:
-        """Whether a server can show this picture to its model: some are broken, and every model has its own bounds."""
-        return await ask(self._route, lambda server: self._can_show(server, picture))
+    async def can_show(self, pictures: Sequence[Picture], *, role: Literal["user", "tool"]) -> bool:
+        """Whether a server can show its model these in one message, after all that there were before.
+
+        Some are broken, models and servers have their bounds, and some templates leave out what tools show.
+        """
+        before = [picture for _, picture in numbered_pictures(self.messages)]
+        # As `turns.continuation` will render them: a message of a tool comes after a reply.
+        messages: list[ChatMessage] = [
+            picture_message("x", *before),
+            {"role": "assistant", "content": "y"},
+            picture_message("x", *pictures, role=role),
+        ]
+        return await ask(self._route, lambda server: self._can_render(server, messages))
 
     def append(self, *messages: ChatMessage) -> None:
         """Add messages for the next `sample` to send."""
@@ -127,13 +137,13 @@ class Conversation:
             return SegmentCause.NO_IDS
         return SegmentCause.CUT if self._was_cut else SegmentCause.TEMPLATE
 
-    async def _can_show(self, server: ServerAddress, picture: Picture) -> bool:
+    async def _can_render(self, server: ServerAddress, messages: Sequence[ChatMessage]) -> bool:
         try:
-            await self._client.render(server, [picture_message("", picture)], add_generation_prompt=False)
+            await self._client.render(server, messages, add_generation_prompt=True)
         except ContextOverflow:
             return False
         except ModelError as error:
-            # vLLM answers 400 to a picture that it cannot read, and 500 to some that it does not want to.
+            # vLLM answers 400 to a picture that it cannot read, and 500 where the template has no place for it.
             if error.status not in (400, 500):
                 raise
             logger.info("a picture is not shown", server=server.server_id, why=str(error))

@@ -13,6 +13,8 @@ from sandboxes.protocol import Picture
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 # A few bytes can claim any size, and a server unpacks it before it makes the picture smaller. Photographs have half of it.
 MAX_PIXELS = 32_000_000
+# A JPEG says its size after its other headers. Millions of tiny ones would be read one by one, and everything else would wait.
+_MAX_READS = 4096
 
 
 def type_of(data: bytes) -> str | None:
@@ -31,12 +33,24 @@ def picture_of(data: bytes) -> Picture:
     mime = type_of(data)
     if mime is None:
         raise ValueError(f"the data is of none of the types {', '.join(PICTURE_TYPES)}")
-    width, height = imagesize.get(io.BytesIO(data), exif_rotation=False)
+    width, height = imagesize.get(_Beginning(data), exif_rotation=False)
     if width < 1 or height < 1:
         raise ValueError(f"the data begins as {mime} does, but does not say how large the picture is")
     if width * height > MAX_PIXELS:
         raise ValueError(f"the picture has {width} x {height} pixels, and at most {MAX_PIXELS} are shown; make it smaller")
     return Picture(mime, data)
+
+
+class _Beginning(io.BytesIO):
+    """Data of which only so many pieces are read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > _MAX_READS:
+            raise ValueError("too many headers")
+        return super().read(size)
 
 
 def picture_message(text: str, *pictures: Picture, role: Literal["user", "tool"] = "user") -> ChatMessage:

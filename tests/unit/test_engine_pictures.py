@@ -22,7 +22,10 @@ from rollouts.llm.conversation import Conversation
 from rollouts.llm.errors import ModelError
 from rollouts.llm.pictures import MAX_PIXELS, picture_message
 from rollouts.llm.route import FixedRoute
+from rollouts.llm.scripted.errors import BadRequest
 from rollouts.llm.scripted.server import ScriptedServer
+from rollouts.llm.scripted.template import chatml
+from rollouts.llm.scripted.tokenizer import PICTURE
 from rollouts.llm.types import ChatMessage, Sampling, ServerAddress
 from sandboxes.backends.bubblewrap import BubblewrapBackend
 from sandboxes.protocol import Picture, SandboxSpec
@@ -31,6 +34,7 @@ from tests.pictures import png
 RED, BLUE, GREEN = png(40, 30, (255, 0, 0)), png(20, 60, (0, 0, 255)), png(8, 8, (0, 255, 0))
 SVG = Picture("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'/>")
 BROKEN = Picture("image/png", b"\x89PNG\r\n\x1a\n...")
+REFUSED = "the model server does not take such a picture, or no more of them"
 HUGE = Picture("image/png", RED.data[:16] + (20_000).to_bytes(4, "big") * 2 + RED.data[24:])
 
 
@@ -190,9 +194,44 @@ async def test_a_rollout_shows_so_many_bytes(stage: Stage, monkeypatch: pytest.M
 
 async def test_a_picture_that_the_server_refuses_ends_nothing(stage: Stage) -> None:
     cut_off = Picture("image/png", RED.data[:-20])  # says how large it is, and cannot be decoded
-    await stage.play(asks(call(), "fine"), [DrawTool(cut_off, RED)])
+    await stage.play(asks(call(), "fine"), [DrawTool(cut_off, RED, BLUE)], max_result_pictures=2)
     assert stage.shown() == [(RED,)]
-    assert "kept but not shown here: 1; the model cannot be shown such a picture]" in stage.told()[0]
+    assert f"kept but not shown here: 1; {REFUSED}]" in stage.told()[0]
+
+
+async def test_a_server_that_takes_no_more_pictures_ends_nothing(client: ModelClient) -> None:
+    """As with `--limit-mm-per-prompt`: each alone would be taken."""
+
+    def at_most_three(messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+        if sum(message["content"].count(PICTURE) for message in messages) > 3:
+            raise BadRequest("At most 3 image(s) may be provided in one prompt. (parameter=image)")
+        return chatml(messages, add_generation_prompt)
+
+    async with ScriptedServer(pictures=True, template=at_most_three) as server:
+        stage = Stage(server.address(features=[Feature.GENERATE]), client)
+        prompt = picture_message(asks(call(), call(), "fine")[0]["content"], GREEN)
+        await stage.play([prompt], [DrawTool(RED, BLUE, RED)])
+    assert stage.shown() == [(RED, BLUE), ()]
+    assert f"kept but not shown here: 1; {REFUSED}]" in stage.told()[0]
+    assert f"kept but not shown here: 3; {REFUSED}]" in stage.told()[1]
+
+
+async def test_a_template_without_a_place_for_what_tools_show_ends_nothing(client: ModelClient) -> None:
+    """As Llama 3.2's, which writes tool results as JSON."""
+
+    def of_users(messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+        texts = [m["content"].replace(PICTURE, "") if m["role"] == "tool" else m["content"] for m in messages]
+        plain = [ChatMessage(role=m["role"], content=text) for m, text in zip(messages, texts, strict=True)]
+        return chatml(plain, add_generation_prompt)
+
+    async with ScriptedServer(pictures=True, template=of_users) as server:
+        stage = Stage(server.address(features=[Feature.GENERATE]), client)
+        await stage.play([picture_message(asks(call(), "fine")[0]["content"], GREEN)], [DrawTool(RED)])
+        assert stage.shown() == [()]
+        assert f"kept but not shown here: 1; {REFUSED}]" in stage.told()[0]
+        by_user = Stage(stage.address, client)
+        await by_user.play(asks(call(), "fine"), [DrawTool(RED)], tool_result_role="user")
+        assert by_user.shown("user")[-1] == (RED,)
 
 
 async def test_a_rollout_that_has_seen_needs_a_server_that_sees(stage: Stage, blind: Stage) -> None:

@@ -12,7 +12,7 @@ from rollouts.engine.deadlines import Deadline
 from rollouts.engine.records import TurnRecord
 from rollouts.engine.stages import eval_stage, run_stage
 from rollouts.environments.base import EnvironmentConfig, EvalContext, RunContext, TaskPayload
-from rollouts.environments.pictures import TaskPicture, picture_message
+from rollouts.environments.pictures import TaskPicture, picture_message, picture_of
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import ModelClient
 from rollouts.llm.conversation import Conversation
@@ -84,6 +84,19 @@ def test_what_no_model_is_shown_is_refused(value: Any, why: str) -> None:
 )
 def test_a_picture_is_known_by_its_data(data: bytes, mime: str) -> None:
     assert Task(chart=encoded(data)).chart.mime == mime
+
+
+def test_the_size_is_not_looked_for_through_any_number_of_headers() -> None:
+    """8 MB of them took seconds, in which everything else waited."""
+
+    def jpeg(headers: int) -> bytes:
+        return (
+            b"\xff\xd8" + b"\xff\xe2\x00\x02" * headers + b"\xff\xc0\x00\x11\x08\x00\x0b\x00\x0a\x03" + bytes(9) + b"\xff\xd9"
+        )
+
+    assert picture_of(jpeg(500)).mime == "image/jpeg"
+    with pytest.raises(ValueError, match="does not say how large"):
+        picture_of(jpeg(100_000))
 
 
 def test_its_schema_says_what_it_is() -> None:

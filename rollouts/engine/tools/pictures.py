@@ -10,10 +10,10 @@ from rollouts.llm.pictures import picture_of
 from sandboxes.protocol import Picture
 
 MAX_ROLLOUT_BYTES = 32 * 1024 * 1024  # every later prompt carries them again
-_REFUSED = "the model cannot be shown such a picture"
+_REFUSED = "the model server does not take such a picture, or no more of them"
 
-# Whether the model can be shown a picture.
-CanShow = Callable[[Picture], Awaitable[bool]]
+# Whether the model can be shown these pictures together.
+CanShow = Callable[[Sequence[Picture]], Awaitable[bool]]
 
 
 class Choice(NamedTuple):
@@ -32,11 +32,14 @@ class PictureChooser:
         self._bytes_left = MAX_ROLLOUT_BYTES
 
     async def choose(self, displayed: Sequence[Picture], can_show: CanShow) -> Choice:
-        """The first ones that can be shown; every other one is left out with a reason."""
+        """The first ones that can be shown; every other one is left out with a reason.
+
+        Those that the server refuses count as well: a program could have it look at any number of them.
+        """
         shown: list[Picture] = []
         left_out: Counter[str] = Counter()
         for each in displayed:
-            if len(shown) == self._max_pictures:
+            if len(shown) + left_out[_REFUSED] == self._max_pictures:
                 left_out[f"at most {self._max_pictures} are shown with a result"] += 1
                 continue
             try:
@@ -46,7 +49,7 @@ class PictureChooser:
                 continue
             if len(picture.data) > self._bytes_left:
                 left_out[f"those shown before leave room for {self._bytes_left} bytes"] += 1
-            elif not await can_show(picture):
+            elif not await can_show([*shown, picture]):
                 left_out[_REFUSED] += 1
             else:
                 self._bytes_left -= len(picture.data)
