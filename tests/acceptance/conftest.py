@@ -19,6 +19,12 @@ def quick_model() -> Iterator[str]:
     yield from scripted()
 
 
+@pytest.fixture(scope="session")
+def seeing_model() -> Iterator[str]:
+    """The URL of one that sees."""
+    yield from scripted("--pictures")
+
+
 def scripted(*arguments: str) -> Iterator[str]:
     """The URL of a scripted model in a process of its own."""
     command = [sys.executable, "-m", "rollouts.llm.scripted", "--die-with-parent", *arguments]

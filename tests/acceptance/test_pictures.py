@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.conftest import scripted
 from tests.acceptance.platform import Platform, install_environments, running_platform
 from tests.pictures import png
 
@@ -36,11 +35,6 @@ SELECT p.message, m.role, p.mime, p.blob_id FROM rollouts_messagepicture p
 JOIN rollouts_message m ON (m.rollout_id, m.attempt, m.index) = (p.rollout_id, p.attempt, p.message)
 WHERE p.rollout_id = %s ORDER BY p.message, p.index
 """
-
-
-@pytest.fixture(scope="module")
-def seeing_model() -> Iterator[str]:
-    yield from scripted("--pictures")
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ import pytest
 
 from prorl_site.embedded.processes import http_answers
 from rollouts.client import Client, Session
+from rollouts.llm.messages import data_url
 from tests.acceptance.platform import Platform, running_platform, submit
+from tests.pictures import png
 from tests.services.ports import lasting_port
 
 _KEY = """
@@ -24,6 +26,11 @@ import json
 from rollouts.models import Project
 from rollouts.services.keys import issue_key
 print(json.dumps(issue_key(project=Project.objects.get(), name="agents", scopes=["submit"]).secret))
+"""
+_REGISTER = """
+from rollouts.models import Project
+from rollouts.services.servers import register_server
+register_server(project=Project.objects.get(), url={url!r}, policy="sees", capacity=8)
 """
 _RUNNING = re.compile(r"^vllm:num_requests_running\S* [1-9]", re.MULTILINE)
 _TOOL: Any = {
@@ -80,7 +87,7 @@ class Agent:
         self.client = openai.OpenAI(base_url=url or session.openai_url, api_key=session.key, max_retries=8)
         self.messages: list[Any] = []
 
-    def ask(self, content: str, **options: Any) -> str:
+    def ask(self, content: str | list[dict[str, Any]], **options: Any) -> str:
         self.messages.append({"role": "user", "content": content})
         reply = self.client.chat.completions.create(model="any", messages=self.messages, **options).choices[0].message
         self.messages.append(reply.model_dump(exclude_none=True))
@@ -135,6 +142,22 @@ def test_calls_go_on_after_the_gateway_was_killed(site: Site) -> None:
         agent.ask("Still there?")
         assert [(call["turn"], call["segment"]) for call in site.calls(session)] == [(0, 0), (1, 0)]
     assert site.client.session_info(session.id)["fidelity"] == "token-exact"
+
+
+def test_pictures_are_gone_on_from_after_the_gateway_was_killed(site: Site, seeing_model: str) -> None:
+    site.platform.manage("shell", "--no-imports", "-c", _REGISTER.format(url=seeing_model))
+    first, second = png(40, 30, (255, 0, 0)), png(20, 60, (0, 0, 255))
+    with site.client.session(policy="sees") as session:
+        agent = Agent(session)
+        agent.ask([{"type": "text", "text": "[[reply:Red.]]"}, {"type": "image_url", "image_url": {"url": data_url(first)}}])
+        site.platform.kill("gateway")
+        site.start_gateway()
+        agent.ask([{"type": "image_url", "image_url": {"url": data_url(second)}}])
+        calls = site.calls(session)
+    assert [call["segment"] for call in calls] == [0, 0]
+    assert [[digest for _, _, digest in call["placed"]] for call in calls] == [[first.digest], [second.digest]]
+    assert site.client.session_info(session.id)["fidelity"] == "token-exact"
+    assert site.client.picture(session.id, second.digest) == second.data
 
 
 def test_two_gateways_serve_one_session_in_turn(site: Site) -> None:
