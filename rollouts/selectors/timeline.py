@@ -45,7 +45,7 @@ class ToolStep:
 
     @property
     def pictures(self) -> list[tuple[StoredPicture, bool]]:
-        """Each picture once, with whether the model saw it."""
+        """What it displayed, then what only the model was shown; each with whether the model saw it."""
         displayed, seen = ({picture.blob_id for picture in some} for some in (self.displayed, self.seen_pictures))
         only_seen = [picture for picture in self.seen_pictures if picture.blob_id not in displayed]
         return [(picture, picture.blob_id in seen) for picture in [*self.displayed, *only_seen]]

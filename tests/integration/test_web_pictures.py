@@ -18,7 +18,7 @@ DOG = Picture("image/jpeg", b"\xff\xd8\xff\xe0" + bytes(range(256)))
 SVG = Picture("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
 HTML = Picture("image/png", b"<script>alert(1)</script>")
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("blob_folder")]
 
 
 @pytest.fixture

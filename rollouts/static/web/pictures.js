@@ -1,7 +1,7 @@
 // A picture opens whole over the page. Without this script, or with a modifier held, its link opens it by itself.
 
 const dialog = document.getElementById("picture");
-const whole = dialog.appendChild(new Image());
+const whole = new Image();
 const original = dialog.querySelector("a");
 
 document.addEventListener("click", (event) => {
@@ -11,6 +11,7 @@ document.addEventListener("click", (event) => {
   original.href = whole.src = link.href;
   whole.alt = link.querySelector("img").alt;
   document.getElementById("picture-title").textContent = whole.alt;
+  dialog.append(whole);
   dialog.showModal();
 });
 dialog.addEventListener("click", (event) => {
