@@ -111,7 +111,7 @@ class ModelClient:
         if pictures:
             # Without a choice of tools, not even by default, vLLM needs no tool parser and leaves none of the tools out.
             body |= {"mm_payload": "none", "tool_choice": None}
-            with _context_overflow():
+            with _context_overflow(), _refused_pictures():
                 return rendered(await self._post(server, "/v1/chat/completions/render", body, HELPER_TIMEOUT), pictures)
         return TokenPrompt(token_list(await self._post(server, "/tokenize", body, HELPER_TIMEOUT), "tokens"))
 
@@ -163,6 +163,20 @@ def _context_overflow() -> Iterator[None]:
     except ModelError as exc:
         if exc.status == 400 and _CONTEXT_FULL.search(str(exc)):
             raise ContextOverflow(str(exc)) from exc
+        raise
+
+
+@contextlib.contextmanager
+def _refused_pictures() -> Iterator[None]:
+    """Turns a 500 into a refusal: vLLM answers so to pictures that its processor cannot take, or the template leaves out.
+
+    As a failure of the server it would count against that, and any agent could have a healthy one given up.
+    """
+    try:
+        yield
+    except ModelError as exc:
+        if exc.status == 500:
+            raise ModelError(f"the pictures cannot be shown: {exc}", retryable=False, status=400) from exc
         raise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from google.genai import types
 
 from rollouts.gateway import AgentSession
 from rollouts.gateway.branches import keys_of
+from rollouts.gateway.errors import CallRefused, Kind
 from rollouts.gateway.pictures import MAX_PICTURES
 from rollouts.gateway.remembered import RememberedConversations
-from rollouts.gateway.requests import ModelRequest
+from rollouts.gateway.requests import FunctionTool, ModelRequest
 from rollouts.lifecycle import Fidelity
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.messages import data_url
@@ -26,6 +27,8 @@ from rollouts.llm.pictures import picture_message
 from rollouts.llm.route import FixedRoute
 from rollouts.llm.scripted.script import Request
 from rollouts.llm.scripted.server import ScriptedServer
+from rollouts.llm.scripted.template import chatml
+from rollouts.llm.scripted.tokenizer import PICTURE
 from rollouts.llm.types import ChatMessage, Sampling, ServerAddress
 from sandboxes.protocol import Picture
 from tests.pictures import png
@@ -414,6 +417,26 @@ async def test_a_prompt_that_is_too_long_with_its_pictures(gateway, http):
         answer = await http.post(path, json=body)
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
     assert gateway.session.failure is None and gateway.memory.records == []
+
+
+def without_tools_pictures(messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+    shown = [{**m, "content": m["content"].replace(PICTURE, "")} if m["role"] == "tool" else m for m in messages]
+    return chatml(shown, add_generation_prompt)  # type: ignore[arg-type]
+
+
+async def test_a_template_without_a_place_for_a_tools_pictures_is_no_failure_of_its_server():
+    async with (
+        ScriptedServer(template=without_tools_pictures, pictures=True) as server,
+        serve(server, route=FixedRoute(seeing(server))) as gateway,
+    ):
+        first = picture_message(f"look[[reply:{calls('ls')}]]", RED)
+        tool = FunctionTool(BASH["name"], BASH["description"], BASH["parameters"])
+        reply = (await gateway.session.reply(request(first, tools=(tool,)))).told.message()
+        result = picture_message("a file", GREEN, role="tool")
+        result["tool_call_id"] = reply["tool_calls"][0]["id"]
+        with pytest.raises(CallRefused, match="the pictures cannot be shown") as refused:
+            await gateway.session.reply(request(first, reply, result, tools=(tool,)))
+        assert refused.value.kind is Kind.INVALID and gateway.session.failure is None
 
 
 async def test_a_raw_prompt_goes_on_from_nothing_that_has_pictures(gateway):
