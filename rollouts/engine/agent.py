@@ -158,7 +158,8 @@ class Agent:
     async def _show(self, draft: TurnDraft, result: ToolResult, *, name: str) -> None:
         """Tell the model what came of a call. If another server is asked in the end, that one has to see as well."""
         choice = none_shown(result.pictures)
-        if self._conversation.takes_pictures and self._settings.max_result_pictures:
+        may_show = self._settings.max_result_pictures and not result.limit_exceeded  # after which no model is asked
+        if may_show and self._conversation.takes_pictures:
             can_show = functools.partial(self._conversation.can_show, role=self._settings.tool_result_role)
             choice = await self._pictures.choose(result.pictures, can_show)
         text = render_result(result, max_chars=self._settings.max_result_chars, more_notes=choice.notes)

@@ -143,8 +143,7 @@ class Conversation:
         except ContextOverflow:
             return False
         except ModelError as error:
-            # vLLM answers 400 to a picture that it cannot read, and 500 where the template has no place for it.
-            if error.status not in (400, 500):
+            if error.status != 400:
                 raise
             logger.info("a picture is not shown", server=server.server_id, why=str(error))
             return False

@@ -9,9 +9,8 @@ from dataclasses import replace
 from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
-from rollouts.llm.messages import pictures_in
-from rollouts.llm.pictures import picture_message
-from rollouts.llm.types import Sampling, ServerAddress, TokenPrompt
+from rollouts.llm.messages import PICTURE_PART, pictures_in
+from rollouts.llm.types import ChatMessage, Sampling, ServerAddress, TokenPrompt
 from sandboxes.protocol import Picture
 
 ONE_TOKEN = Sampling(max_tokens=1)
@@ -24,9 +23,9 @@ async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | N
     """The id that `server` expands to a picture, to the very ids that its render has; None when there is none.
 
     A model that does not see costs one refused request. None also where a picture becomes other ids when one came before it
-    (templates number them): such a conversation could not be continued.
+    (templates number them), or changes those beside it: such a conversation could not be continued.
     """
-    messages = [picture_message("What is it?", _square())]
+    messages = [_question(_square())]
     pictures = pictures_in(messages)
     seeing = replace(server, tokenizer="", features=frozenset({Feature.GENERATE}), picture_id=_NOT_FOUND_YET)
 
@@ -49,6 +48,12 @@ async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | N
             expands_otherwise = isinstance(error, ModelError) and error.status != 400
             return None if expands_otherwise else candidate
     return None
+
+
+def _question(picture: Picture) -> ChatMessage:
+    """Between line breaks, which some processors (Gemma 3's) merge with those that they put around a picture."""
+    text = {"type": "text", "text": "\nWhat is it?\n"}
+    return {"role": "user", "content": "What is it?", "parts": [text, {"type": PICTURE_PART, "picture": picture}, text]}
 
 
 def _by_frequency(prompt: TokenPrompt) -> list[int]:

@@ -35,6 +35,7 @@ RED, BLUE, GREEN = png(40, 30, (255, 0, 0)), png(20, 60, (0, 0, 255)), png(8, 8,
 SVG = Picture("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'/>")
 BROKEN = Picture("image/png", b"\x89PNG\r\n\x1a\n...")
 REFUSED = "the model server does not take such a picture, or no more of them"
+CUT_OFF = Picture("image/png", RED.data[:-20])  # says how large it is, and cannot be decoded
 HUGE = Picture("image/png", RED.data[:16] + (20_000).to_bytes(4, "big") * 2 + RED.data[24:])
 
 
@@ -197,6 +198,32 @@ async def test_a_picture_that_the_server_refuses_ends_nothing(stage: Stage) -> N
     await stage.play(asks(call(), "fine"), [DrawTool(cut_off, RED, BLUE)], max_result_pictures=2)
     assert stage.shown() == [(RED,)]
     assert f"kept but not shown here: 1; {REFUSED}]" in stage.told()[0]
+
+
+async def test_a_server_is_asked_about_few_bad_pictures(client: ModelClient) -> None:
+    async with ScriptedServer(pictures=True) as server:
+        stage = Stage(server.address(features=[Feature.GENERATE]), client)
+        await stage.play(asks(call(), "fine"), [DrawTool(*[CUT_OFF] * 50)], max_result_pictures=2)
+        assert server.rendered < 10
+    assert f"kept but not shown here: 2; {REFUSED}]" in stage.told()[0]
+    assert "kept but not shown here: 48; at most 2 are shown with a result]" in stage.told()[0]
+
+
+class EndingTool(DrawTool):
+    """Displays pictures and exceeds a limit of its sandbox."""
+
+    async def call(self, arguments: DrawArguments, *, timeout: float) -> ToolResult:
+        return ToolResult("", limit_exceeded="memory_mb", pictures=self._pictures)
+
+
+async def test_no_server_is_asked_about_what_ends_a_rollout(client: ModelClient) -> None:
+    """If it failed then, that would become the reason."""
+    async with ScriptedServer(pictures=True) as server:
+        route = FixedRoute(server.address(features=[Feature.GENERATE]))
+        conversation = Conversation(client, route, Sampling(max_tokens=400), call_timeout=30.0)
+        agent = Agent(conversation, [EndingTool(RED)], AgentSettings(), Recording())
+        assert (await agent.run(asks(call()))).cause is Cause.SANDBOX_LIMIT
+        assert server.rendered == 1  # the question
 
 
 async def test_a_server_that_takes_no_more_pictures_ends_nothing(client: ModelClient) -> None:

@@ -383,21 +383,35 @@ async def test_the_probe_finds_out_whether_a_model_sees(server):
 class Kind(Transport):
     """A model server without HTTP: the prompt is a begin, the expanded picture, an end; `target` is what it expands.
 
-    `numbered` pictures have their number among their ids; of more than `limit` the request is refused.
+    `numbered` pictures have their number among their ids; of more than `limit` the request is refused. `merged`: a picture
+    begins with a line break, 3, and that becomes 4 together with one before it.
     """
 
-    def __init__(self, expanded: list[int], target: int, *, numbered: bool = False, limit: int = 9, **answer: Any) -> None:
+    def __init__(
+        self,
+        expanded: list[int],
+        target: int,
+        *,
+        numbered: bool = False,
+        merged: bool = False,
+        limit: int = 9,
+        **answer: Any,
+    ) -> None:
         super().__init__()
         self.trials = 0
-        self._expanded, self._target, self._numbered, self._limit, self._answer = expanded, target, numbered, limit, answer
+        self._expanded, self._target, self._answer = expanded, target, answer
+        self._numbered, self._merged, self._limit = numbered, merged, limit
 
     async def request(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, api_key: str = "", timeout: float
     ) -> dict[str, Any]:
         assert body is not None
         if url.endswith("/render"):
-            ids = [1, *self._picture(0), 2]
-            places = {"image": [{"offset": 1, "length": len(ids) - 2}]}
+            picture = self._picture(0)
+            if self._merged and body["messages"][0]["content"][0]["text"].endswith("\n"):
+                picture = [4, *picture[1:]]
+            ids = [1, *picture, 2]
+            places = {"image": [{"offset": 1, "length": len(picture)}]}
             return {"token_ids": ids, "features": {"mm_placeholders": places}} | self._answer
         self.trials += 1
         count = len(body["content_parts"])
@@ -431,6 +445,7 @@ RUN, FRAMED = [7] * 20, [8, *[7] * 20, 9]
         (Kind(FRAMED, 9), 9, 4),  # what it expands is not what it expands to
         (Kind(RUN, 7, limit=1), 7, 2),
         (Kind(RUN, 7, numbered=True), None, 2),
+        (Kind([3, *RUN], 7, merged=True), None, 2),  # 7, then 4
         (Kind(RUN, 5), None, 1),  # what stands for a picture is not among its ids
         (Kind(list(range(10, 60)), 5), None, MAX_TRIALS),
         (Kind(RUN, 7, features=None), None, 0),
