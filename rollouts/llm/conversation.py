@@ -143,7 +143,7 @@ class Conversation:
         except ContextOverflow:
             return False
         except ModelError as error:
-            if error.status != 400:
+            if error.status not in (400, 413):  # 413: a proxy takes no requests that are so large
                 raise
             logger.info("a picture is not shown", server=server.server_id, why=str(error))
             return False

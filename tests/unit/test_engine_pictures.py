@@ -243,6 +243,18 @@ async def test_a_server_that_takes_no_more_pictures_ends_nothing(client: ModelCl
     assert f"kept but not shown here: 3; {REFUSED}]" in stage.told()[1]
 
 
+async def test_a_picture_that_is_too_large_for_a_request_ends_nothing(
+    client: ModelClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.llm.scripted.server.MAX_BODY", 8_000)
+    large = Picture("image/jpeg", b"\xff\xd8\xff\xc0\x00\x11\x08\x00\x0b\x00\x0a\x03" + bytes(8_000))
+    async with ScriptedServer(pictures=True) as server:
+        stage = Stage(server.address(features=[Feature.GENERATE]), client)
+        await stage.play(asks(call(), "fine"), [DrawTool(large, RED)])
+    assert stage.shown() == [(RED,)]
+    assert f"kept but not shown here: 1; {REFUSED}]" in stage.told()[0]
+
+
 async def test_a_template_without_a_place_for_what_tools_show_ends_nothing(client: ModelClient) -> None:
     """As Llama 3.2's, which writes tool results as JSON."""
 
