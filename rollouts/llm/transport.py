@@ -129,7 +129,7 @@ class Transport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._is_closed:  # else it would make a session that nobody closes
-            raise ModelError("this process makes no more calls: its client is closed", retryable=False)
+            raise ModelError("this process makes no more calls: its client is closed", retryable=True)  # by another process
         if self._session is None:
             # Admission is the scheduler's: a worker process may have a thousand calls in flight.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)

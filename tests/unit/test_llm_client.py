@@ -290,6 +290,7 @@ async def test_a_closed_client_opens_no_connection_again(server):
     client = ModelClient()
     await ask(client, server, "[[reply:yes]]")
     await client.close()
-    with pytest.raises(ModelError, match="closed"):
+    with pytest.raises(ModelError, match="closed") as caught:
         await ask(client, server, "[[reply:yes]]")
+    assert caught.value.retryable  # a worker that ends must not fail a rollout for good
     await client.close()
