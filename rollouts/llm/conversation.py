@@ -11,7 +11,7 @@ from rollouts.lifecycle import Fidelity
 from rollouts.llm.client import ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import numbered_pictures, pictures_in
-from rollouts.llm.pictures import picture_message
+from rollouts.llm.pictures import SMALL_PICTURE, picture_message
 from rollouts.llm.placed import expands_alike
 from rollouts.llm.route import Route
 from rollouts.llm.sampler import ask, sample
@@ -78,10 +78,11 @@ class Conversation:
 
         Some are broken, models and servers have their bounds, and some templates leave out what tools show.
         """
-        before = [picture for _, picture in numbered_pictures(self.messages)]
-        # As `turns.continuation` will render them: a message of a tool comes after a reply.
+        # As `turns.continuation` will render them: a message of a tool comes after a reply. Of earlier ones only the number
+        # matters, and they would all be sent and decoded again.
+        before = sum(1 for _ in numbered_pictures(self.messages))
         messages: list[ChatMessage] = [
-            picture_message("x", *before),
+            picture_message("x", *[SMALL_PICTURE] * before),
             {"role": "assistant", "content": "y"},
             picture_message("x", *pictures, role=role),
         ]

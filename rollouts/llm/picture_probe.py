@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from dataclasses import replace
 
@@ -10,12 +9,12 @@ from rollouts.llm.capabilities import Feature
 from rollouts.llm.client import HELPER_TIMEOUT, ModelClient
 from rollouts.llm.errors import ContextOverflow, ModelError
 from rollouts.llm.messages import PICTURE_PART, pictures_in
+from rollouts.llm.pictures import SMALL_PICTURE
 from rollouts.llm.types import ChatMessage, Sampling, ServerAddress, TokenPrompt
 from sandboxes.protocol import Picture
 
 ONE_TOKEN = Sampling(max_tokens=1)
 MAX_TRIALS = 6  # ids; a picture's range has its pad id most often, and few others
-_SIDE = 64  # pixels; some image processors refuse smaller pictures
 _NOT_FOUND_YET = -1
 
 
@@ -25,7 +24,7 @@ async def find_picture_id(client: ModelClient, server: ServerAddress) -> int | N
     A model that does not see costs one refused request. None also where a picture becomes other ids when one came before it
     (templates number them), or changes those beside it: such a conversation could not be continued.
     """
-    messages = [_question(_square())]
+    messages = [_question(SMALL_PICTURE)]
     pictures = pictures_in(messages)
     seeing = replace(server, tokenizer="", features=frozenset({Feature.GENERATE}), picture_id=_NOT_FOUND_YET)
 
@@ -60,15 +59,3 @@ def _by_frequency(prompt: TokenPrompt) -> list[int]:
     place = prompt.placed[0]
     counts = Counter(prompt.ids[place.offset : place.end])
     return [token for token, _ in counts.most_common(MAX_TRIALS)]
-
-
-def _square() -> Picture:
-    """A PNG of one grey."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    header = _SIDE.to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))  # 8 bits each of red, green and blue
-    rows = (b"\0" + b"\x80" * 3 * _SIDE) * _SIDE
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return Picture("image/png", data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from typing import Literal
 
 import imagesize
@@ -15,6 +16,7 @@ PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 MAX_PIXELS = 32_000_000
 # A JPEG says its size after its other headers. Millions of tiny ones would be read one by one, and everything else would wait.
 _MAX_READS = 4096
+_SMALL_SIDE = 64  # pixels; some image processors refuse smaller pictures
 
 
 def type_of(data: bytes) -> str | None:
@@ -59,3 +61,16 @@ def picture_message(text: str, *pictures: Picture, role: Literal["user", "tool"]
         return {"role": role, "content": text}
     shown = ({"type": "picture", "picture": picture} for picture in pictures)
     return {"role": role, "content": text, "parts": [{"type": "text", "text": text}, *shown]}
+
+
+def _grey_png() -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = _SMALL_SIDE.to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))  # 8 bits each of red, green and blue
+    rows = (b"\0" + b"\x80" * 3 * _SMALL_SIDE) * _SMALL_SIDE
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+SMALL_PICTURE = Picture("image/png", _grey_png())
+"""What every server is shown at its registration, if it takes pictures at all."""
