@@ -44,6 +44,7 @@ class Ledger:
         self._close = close
         self._next_turn = self._next_message = 0
         self._recording = asyncio.Lock()
+        self._over: SessionClosed | None = None  # why nothing may be stored any more
         self._unanswered: dict[tuple[int, int], ToolCallRecord] = {}  # by turn and index
 
     def restore(self, calls: Sequence[ModelCallRecord], *, next_message: int) -> None:
@@ -60,6 +61,8 @@ class Ledger:
         """Record a call and take it into the tree. Nothing can go on from one of which nothing was `told`."""
         try:
             async with self._recording:
+                if self._over is not None:
+                    raise self._over
                 record = self._record_of(request, plan, sampling, sampled, told)
                 await self._record(request, plan, record)
                 self._branches.saw(plan.keys, record.segment)
@@ -120,10 +123,11 @@ class Ledger:
         try:
             await self._recorder.turn(record)
         except AttemptSuperseded as exc:
-            raise self._close("the session has been ended or taken over") from exc
+            self._over = self._close("the session has been ended or taken over")
+            raise self._over from exc
         except Exception:
-            # Whether it is stored is not known, so nothing may follow it.
-            self._close("a call of this session could not be stored")
+            # Whether it is stored is not known, so nothing may follow it: another call would get its turn's number.
+            self._over = self._close("a call of this session could not be stored")
             raise
 
     def _grow(self, call: ModelCallRecord, reasoned: str) -> None:

@@ -175,6 +175,8 @@ class AgentSession:
         if request.fewest_tokens > self._route.server.max_model_len:
             raise self._too_long(request.fewest_tokens)  # before a server is held up by it
         async with self._allowance.one() as taken:
+            if self._closed is not None:  # while it waited
+                raise self._closed
             plan = await self._plan(request)
 
             async def store(sampled: Sampled, told: Told | None = None) -> Reply:

@@ -306,6 +306,22 @@ async def test_nothing_follows_a_call_that_may_not_be_stored(server):
         assert (await _post(gateway, "hello")).status_code == 403
 
 
+@pytest.mark.parametrize("max_calls", [None, 1])
+async def test_nor_do_calls_that_were_made_at_the_same_time(server, max_calls):
+    class AnswerLost(Memory):
+        async def turn(self, record: TurnRecord) -> None:
+            self.records.append(record)
+            await asyncio.sleep(0)
+            raise OSError("the connection broke at the commit")
+
+    memory = AnswerLost()
+    async with open_session(server, recorder=memory, max_calls=max_calls) as gateway:
+        asked = [gateway.session.reply(request(said("user", f"[[reply:{number}]]"))) for number in range(3)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [call.turn for call in memory.calls] == [0]
+    assert sum(isinstance(outcome, SessionClosed) for outcome in outcomes) == 2
+
+
 async def test_a_client_that_goes_away_stops_the_model(gateway, server):
     waiting = asyncio.create_task(_post(gateway, "[[delay:60]]"))
     await _until(lambda: server.running == 1)
