@@ -23,7 +23,7 @@ from rollouts.llm.types import ModelCallRecord, Sampling
 
 
 class Ledger:
-    """The records of one session. Where nothing may be stored any more, `close` is told why, and gives the error to raise."""
+    """The records of one session. `close` is called with the reason once nothing may be stored any more."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Ledger:
         branches: Branches,
         planner: Planner,
         *,
-        close: Callable[[str], SessionClosed],
+        close: Callable[[SessionClosed], None],
     ) -> None:
         self.calls = 0  # stored so far
         self._client = client
@@ -44,7 +44,7 @@ class Ledger:
         self._close = close
         self._next_turn = self._next_message = 0
         self._recording = asyncio.Lock()
-        self._over: SessionClosed | None = None  # why nothing may be stored any more
+        self._failure: Exception | None = None  # of a call that may or may not be stored
         self._unanswered: dict[tuple[int, int], ToolCallRecord] = {}  # by turn and index
 
     def restore(self, calls: Sequence[ModelCallRecord], *, next_message: int) -> None:
@@ -61,8 +61,8 @@ class Ledger:
         """Record a call and take it into the tree. Nothing can go on from one of which nothing was `told`."""
         try:
             async with self._recording:
-                if self._over is not None:
-                    raise self._over
+                if self._failure is not None:  # this call would get the same turn
+                    raise self._failure
                 record = self._record_of(request, plan, sampling, sampled, told)
                 await self._record(request, plan, record)
                 self._branches.saw(plan.keys, record.segment)
@@ -75,7 +75,7 @@ class Ledger:
 
     async def end(self) -> None:
         """Store the tool calls whose results never came without these."""
-        if self._unanswered:
+        if self._unanswered and self._failure is None:
             with contextlib.suppress(Exception):  # those who ended the session may have stored its end already
                 await self._recorder.turn(TurnRecord(self._next_turn, tool_calls=list(self._unanswered.values())))
 
@@ -123,11 +123,12 @@ class Ledger:
         try:
             await self._recorder.turn(record)
         except AttemptSuperseded as exc:
-            self._over = self._close("the session has been ended or taken over")
-            raise self._over from exc
-        except Exception:
-            # Whether it is stored is not known, so nothing may follow it: another call would get its turn's number.
-            self._over = self._close("a call of this session could not be stored")
+            self._failure = SessionClosed("the session has been ended or taken over")
+            self._close(self._failure)
+            raise self._failure from exc
+        except Exception as exc:
+            self._failure = exc
+            self._close(exc if isinstance(exc, SessionClosed) else SessionClosed("a call of this session could not be stored"))
             raise
 
     def _grow(self, call: ModelCallRecord, reasoned: str) -> None:

@@ -126,7 +126,9 @@ class AgentSession:
 
         Tool calls whose results never came are stored without, unless another process goes on with the session.
         """
-        is_first, self._closed = self._closed is None, self._closed or why or SessionClosed(_ENDED)
+        is_first = self._closed is None
+        if is_first or isinstance(why, SessionMoved):  # which says that the same call can be made again
+            self._closed = why or SessionClosed(_ENDED)
         for task in self._under_way:
             task.cancel()
         while pending := self._under_way | self._writes:
@@ -134,9 +136,8 @@ class AgentSession:
         if is_first and not isinstance(why, SessionMoved):
             await self._ledger.end()
 
-    def _close_for(self, reason: str) -> SessionClosed:
-        self._closed = self._closed or SessionClosed(reason)
-        return self._closed
+    def _close_for(self, why: SessionClosed) -> None:
+        self._closed = self._closed or why
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """A task of its own for each call, so that `close` can end it."""

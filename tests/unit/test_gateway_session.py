@@ -13,7 +13,7 @@ import pytest
 from rollouts.engine.errors import AttemptSuperseded
 from rollouts.engine.records import TurnRecord
 from rollouts.gateway import AgentSession, SessionClosed
-from rollouts.gateway.errors import CallRefused
+from rollouts.gateway.errors import CallRefused, Kind, SessionMoved
 from rollouts.gateway.remembered import RememberedConversations
 from rollouts.gateway.replies import Reply
 from rollouts.gateway.requests import FunctionTool, ModelRequest
@@ -319,7 +319,23 @@ async def test_nor_do_calls_that_were_made_at_the_same_time(server, max_calls):
         asked = [gateway.session.reply(request(said("user", f"[[reply:{number}]]"))) for number in range(3)]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [call.turn for call in memory.calls] == [0]
-    assert sum(isinstance(outcome, SessionClosed) for outcome in outcomes) == 2
+    assert not any(isinstance(outcome, Reply) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("error", [SessionMoved("come again"), CallRefused(Kind.NO_SERVER, "come again", retry_after=1)])
+async def test_calls_beside_one_that_another_process_is_to_store_can_be_made_again_too(server, error):
+    class Moved(Memory):
+        async def turn(self, record: TurnRecord) -> None:
+            raise error
+
+    async with open_session(server, recorder=Moved()) as gateway:
+        under_way = asyncio.create_task(gateway.session.reply(request(said("user", "[[delay:60]]"))))
+        await _until(lambda: server.running == 1)
+        asked = [gateway.session.reply(request(said("user", f"[[reply:{number}]]"))) for number in range(2)]
+        assert await asyncio.gather(*asked, return_exceptions=True) == [error, error]
+        await gateway.session.close(SessionMoved("served elsewhere"))
+        with pytest.raises(SessionMoved, match="served elsewhere"):
+            await under_way
 
 
 async def test_a_client_that_goes_away_stops_the_model(gateway, server):
