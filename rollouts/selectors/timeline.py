@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
     """The turns of the newest attempt that come after turn `after`, in five queries."""
     found: dict[int, Turn] = {}
     said: dict[int, list[Said]] = defaultdict(list)
-    answers: dict[int, list[Said]] = {}  # what the model was told of its tool calls, in their order
+    answers: dict[int, list[Said]] = {}  # what the model was told after its reply
 
     def at(number: int) -> Turn:
         return found.setdefault(number, Turn(number))
@@ -123,12 +124,27 @@ def turns(rollout: Rollout, *, after: int = -1) -> list[Turn]:
     for tool_call in ToolCall.objects.filter(**scope).order_by("turn", "index"):
         at(tool_call.turn).tools.append(ToolStep(tool_call, displayed=pictures[tool_call.turn, tool_call.index]))
     for turn in found.values():
-        told = answers.get(turn.number, [])
-        for step, answer in zip(turn.tools, told, strict=False):
-            step.seen = "" if answer.message.content == _expected_answer(step.call) else answer.message.content
-            step.seen_pictures = answer.pictures
-        turn.unasked = told[len(turn.tools) :]
+        turn.unasked = _tell(turn.tools, answers.get(turn.number, []))
     return [found[number] for number in sorted(found)]
+
+
+def _tell(steps: Sequence[ToolStep], told: Sequence[Said]) -> list[Said]:
+    """Give each tool call what the model was told of it, and return what is left.
+
+    The shipped agent answers calls in their order. Agents of their own may answer in another, but with all that is stored.
+    """
+    left = list(told)
+    altered = []
+    for step in steps:
+        expected = _expected_answer(step.call)
+        whole = next((place for place, answer in enumerate(left) if answer.message.content == expected), None)
+        if whole is None:
+            altered.append(step)
+        else:
+            step.seen_pictures = left.pop(whole).pictures
+    for step, answer in zip(altered, left, strict=False):
+        step.seen, step.seen_pictures = answer.message.content, answer.pictures
+    return left[len(altered) :]
 
 
 def _expected_answer(call: ToolCall) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models import F
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
@@ -78,6 +79,22 @@ def test_of_what_a_tool_displayed_it_is_told_what_the_model_saw(world: WebWorld,
     assert "not shown to the model" not in seen
     assert "download>Download picture 1 displayed by call 0 of turn 0 (image/svg+xml)</a>" in unseen
     assert "not shown to the model" in unseen
+
+
+def test_answers_in_another_order_than_their_calls_stay_with_these(world: WebWorld, owner: Client, rollout: Rollout) -> None:
+    """As agents of their own may send them."""
+    turn = ToolCall.objects.get(rollout=rollout)
+    ToolCall.objects.filter(pk=turn.pk).update(output="a cat", exit_code=None)
+    turn.pk, turn.index, turn.output, turn.exit_code = None, 1, "a dog", None
+    turn.save()
+    rollout.messages.filter(index__gt=3).update(index=F("index") + 1)
+    rollout.messages.filter(index=3).update(content="a dog")
+    rollout.messages.create(attempt=1, index=4, turn=0, role="tool", content="a cat")
+    world.show(rollout, 3, DOG)
+    world.show(rollout, 4, CAT)
+    first, second = page(owner, rollout).split('<section class="message role-tool"')[1:]
+    assert address(rollout, CAT) in first and address(rollout, DOG) in second
+    assert address(rollout, DOG) not in first and "As the model saw it" not in first
 
 
 def test_an_answer_to_no_call_is_not_lost(world: WebWorld, owner: Client, rollout: Rollout) -> None:
