@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -67,10 +68,21 @@ def _keep_our_logging(**_: Any) -> None:
     """Connecting this signal is how Celery is told to leave logging alone."""
 
 
-def run_worker(hostname: str, *, queue: str, threads: int) -> int:
-    """Take jobs from `queue` in this process until SIGTERM; returns the exit code."""
+def run_worker(hostname: str, *, queue: str, threads: int, begin: Callable[[], None] | None = None) -> int:
+    """Take jobs from `queue` in this process until SIGTERM; returns the exit code.
+
+    `begin` starts what the process takes up by itself, whether the broker answers or not. It is called once SIGTERM stops
+    the worker in good order: before that a SIGTERM just ends the process, and what it had taken up would be left lying.
+    """
     collect_rarely()
-    worker = app.Worker(
+
+    class Worker(app.Worker):  # type: ignore[name-defined,misc]
+        def on_start(self) -> None:
+            super().on_start()
+            if begin is not None:
+                begin()
+
+    worker = Worker(
         hostname=hostname,
         pool="threads",
         concurrency=threads,

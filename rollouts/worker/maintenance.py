@@ -174,9 +174,8 @@ def serve(*, node: str, builds: int) -> int:
     """Run the maintenance worker in this process until SIGTERM; returns the exit code."""
     global _worker
     _worker = MaintenanceWorker(node=node, builds=builds)
-    _worker.start()
     worker_shutting_down.connect(_stop)
-    return run_worker(f"{MAINTENANCE_QUEUE}@{node}", queue=MAINTENANCE_QUEUE, threads=1)
+    return run_worker(f"{MAINTENANCE_QUEUE}@{node}", queue=MAINTENANCE_QUEUE, threads=1, begin=_worker.start)
 
 
 def wake() -> None:
